@@ -1,0 +1,55 @@
+# Quire: `make train` and `make test` need nothing but Python 3.11 or newer; the rest is set up once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# One thread for each of the test processes that share the machine.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: help train test quick lint faults bench clean
+
+help:
+	@echo "make train   set up .venv, train the default recipe on built-in data, show the result"
+	@echo "make test    everything: ruff, mypy, the whole test suite"
+	@echo "make quick   the tests that are not marked slow"
+	@echo "make lint    ruff and mypy alone"
+	@echo "make faults  kill training 200 times and resume it each time"
+	@echo "make bench   side by side with the peers"
+	@echo "make clean   remove .venv and the caches; runs/ stays"
+
+train: .venv/.ready
+	@$(BIN)/quire train mlp
+
+test: lint
+	$(PYTEST) -n 2
+
+quick: .venv/.ready
+	$(PYTEST) -n 2 -m "not slow"
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+faults: .venv/.ready
+	$(BIN)/python -m tests.faults.kill --kills 200
+
+bench: .venv/.bench
+	$(BIN)/python -m benchmarks.small_models
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The stamp is written after success alone, so an interrupted set-up starts again.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1)"; \
+		  echo "  expected: Python 3.11 or newer"; \
+		  echo "  fix: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "setting up .venv, once; this takes a minute or two"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[export,test]"
+	@touch $@
+
+.venv/.bench: .venv/.ready
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	@touch $@

@@ -1,0 +1,30 @@
+"""`quire list`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.cli.parse import parse
+from quire.cli.recipes import all_recipes
+from quire.cli.show import print_json, print_table
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Every recipe, with one line and the result it reaches on its built-in data."""
+
+    json: bool = False
+    """Print a list of {name, summary, expected}."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+
+def main(words: Sequence[str]) -> int:
+    options = parse(ListOptions, words, prog="quire list")
+    rows = [(recipe.name, recipe.summary, str(recipe.expected)) for recipe in all_recipes().values()]
+    if options.json:
+        print_json([dict(zip(("name", "summary", "expected"), row, strict=True)) for row in rows])
+    else:
+        print_table(["recipe", "what it does", "expected result"], rows)
+    return 0

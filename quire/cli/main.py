@@ -1,0 +1,173 @@
+"""The command `quire`: the first word chooses; heavy imports wait until the options are right.
+
+Exit codes: 0, 1 for a failure, 2 for the user's mistake, 130 for an interrupt.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from quire import __version__
+from quire.errors import InputError, QuireError, unknown_name
+
+Words = Sequence[str]
+
+
+class Command(NamedTuple):
+    summary: str
+    run: Callable[[Words], int]
+
+
+def _list(words: Words) -> int:
+    from quire.cli.listing import main
+
+    return main(words)
+
+
+def _train(words: Words) -> int:
+    from quire.cli.train import main
+
+    return main(words)
+
+
+def _evaluate(words: Words) -> int:
+    from quire.cli.evaluate import main
+
+    return main(words)
+
+
+def _predict(words: Words) -> int:
+    from quire.cli.predict import main
+
+    return main(words)
+
+
+def _export(words: Words) -> int:
+    from quire.cli.export import main
+
+    return main(words)
+
+
+def _runs(words: Words) -> int:
+    from quire.cli.runs import main
+
+    return main(words)
+
+
+def _report(words: Words) -> int:
+    from quire.cli.runs import report
+
+    return report(words)
+
+
+def _sheet(words: Words) -> int:
+    from quire.cli.sheet import main
+
+    return main(words)
+
+
+def _completion(words: Words) -> int:
+    from quire.cli.completion import main
+
+    return main(words)
+
+
+COMMANDS: dict[str, Command] = {
+    "list": Command("every recipe, with one line and its expected result", _list),
+    "train": Command("train a recipe on built-in data, or on yours with --data", _train),
+    "evaluate": Command("measures of a run, on its own data or on a file", _evaluate),
+    "predict": Command("predictions of a run for the rows of a file", _predict),
+    "export": Command("a run as ONNX (.onnx) or as a torch.export program (.pt2)", _export),
+    "runs": Command("list, show and compare runs", _runs),
+    "report": Command("write a run's report.html again", _report),
+    "sheet": Command("the formulas and their proofs: list, show, verify", _sheet),
+    "completion": Command("a script for your shell: bash, zsh or fish", _completion),
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: quire COMMAND [OPTIONS]",
+            "",
+            "Deep learning from the formula sheet.",
+            "",
+            *lines,
+            "",
+            "quire COMMAND --help   the options of a command",
+            "quire train RECIPE --help   the options of a recipe",
+            "quire --version",
+        ]
+    )
+
+
+def dispatch(words: Words) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"quire {__version__}")
+        return 0
+    if words[0].startswith("-"):
+        raise InputError(
+            f"the option {words[0]} before a command",
+            expected=f"a command first: {', '.join(COMMANDS)}",
+            fix="quire COMMAND [OPTIONS], for example quire train mlp",
+        )
+    if words[0] not in COMMANDS:
+        raise unknown_name("command", words[0], COMMANDS)
+    return COMMANDS[words[0]].run(words[1:])
+
+
+def main(arguments: Words | None = None) -> int:
+    """Run one command and return its exit code: one message for an error, a traceback with --debug."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show ≥ or η shows a question mark instead of a failure.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="replace")
+    try:
+        code = dispatch(words)
+        sys.stdout.flush()
+        return code
+    except SystemExit as request:  # --help, printed by tyro
+        return request.code if isinstance(request.code, int) else 0
+    except KeyboardInterrupt as interrupt:
+        say(str(interrupt) or "interrupted", head="")
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (`quire list | head -1`): as silent as any other tool in a pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except QuireError as error:
+        if "--debug" in words:
+            _traceback()
+        say(str(error), head="" if error.exit_code == 130 else "error: ")
+        return error.exit_code
+    except Exception as error:
+        if "--debug" in words:
+            _traceback()
+            return 1
+        text = " ".join(str(error).split()) or "no message"
+        say(f"{type(error).__name__}: {text[:300]}\n  fix: run again with --debug to see where")
+        return 1
+
+
+def say(message: str, head: str = "error: ") -> None:
+    """One message on standard error."""
+    red, end = ("\033[1;31m", "\033[0m") if head and sys.stderr.isatty() else ("", "")
+    print(f"{red}{head}{end}{message}", file=sys.stderr)
+
+
+def _traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

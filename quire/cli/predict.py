@@ -1,0 +1,102 @@
+"""`quire predict RUN FILE`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from csv import writer
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tyro.conf import Positional
+
+from quire.cli.parse import parse
+from quire.cli.paths import refuse_existing, require_file, require_run
+from quire.cli.show import print_json
+from quire.errors import InputError
+from quire.options import check_range
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Predictions for the rows of a file: as CSV on standard output, or in a file with --out."""
+
+    run: Positional[Path]
+    """Run folder."""
+    file: Positional[Path]
+    """Table with the columns that the run was trained on; the target may be missing."""
+    out: Path | None = None
+    """Write to this file; its ending, .csv or .parquet, decides the format."""
+    mode: Literal["mode", "mean", "sample", "interval"] = "mode"
+    """The most probable value, the mean, a random draw, or an interval; which exist depends on the model."""
+    level: float = 0.9
+    """Probability that an interval should hold."""
+    seed: int = 0
+    """Seed of the random draw."""
+    overwrite: bool = False
+    """Replace the file of --out if it exists."""
+    json: bool = False
+    """Print one object: run, rows, and out or the predictions."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "--", level="(0, 1)", seed=">= 0")
+        if self.out is not None and self.out.suffix.lower() not in (".csv", ".parquet"):
+            raise InputError(
+                f"--out {self.out}", expected="a name that ends in .csv or .parquet", fix="change the ending"
+            )
+
+
+def main(words: Sequence[str]) -> int:
+    options = parse(PredictOptions, words, prog="quire predict")
+    require_run(options.run)
+    require_file(options.file)
+    if options.out is not None:
+        refuse_existing(options.out, options.overwrite)
+    from quire.runs import load
+
+    run = load(options.run)
+    predictions = run.predict(options.file, mode=options.mode, level=options.level, seed=options.seed)
+    if options.out is not None:
+        write_table(predictions, options.out)
+    if options.json:
+        summary = {"run": str(options.run), "rows": predictions.num_rows}
+        rest = {"predictions": predictions.to_pylist()} if options.out is None else {"out": str(options.out)}
+        print_json({**summary, **rest})
+    elif options.out is None:
+        sys.stdout.write(as_csv(predictions).decode())
+    else:
+        print(f"{predictions.num_rows} predictions: {options.out}")
+    return 0
+
+
+def as_csv(table: pyarrow.Table) -> bytes:
+    import pyarrow
+    from pyarrow import csv
+
+    header = io.StringIO()  # pyarrow quotes every column name, needed or not
+    writer(header, lineterminator="\n").writerow(table.column_names)
+    sink = pyarrow.BufferOutputStream()
+    csv.write_csv(table, sink, csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return header.getvalue().encode() + bytes(sink.getvalue().to_pybytes())
+
+
+def write_table(table: pyarrow.Table, path: Path) -> None:
+    """The whole file or none: written to a temporary sibling, then renamed."""
+    from quire.train.files import write_bytes
+
+    if path.suffix.lower() == ".csv":
+        write_bytes(path, as_csv(table))
+        return
+    import pyarrow
+    from pyarrow import parquet
+
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(table, sink)
+    write_bytes(path, sink.getvalue().to_pybytes())

@@ -1,0 +1,117 @@
+"""Batches, and data that lies on the device as whole tensors.
+
+N rows of a data set, B rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.errors import InputError
+
+# Rows are gathered for many batches at once: one large copy instead of many small ones,
+# bounded so that a shuffled epoch never doubles the memory that a large set needs.
+GATHER_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Named tensors with the same first dimension B, and where their rows stand in the data set."""
+
+    fields: Mapping[str, Tensor]
+    rows: Tensor
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.fields["inputs"]
+
+    @property
+    def target(self) -> Tensor:
+        return self.fields["target"]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def replace(self, **fields: Tensor) -> Batch:
+        return Batch({**self.fields, **fields}, self.rows)
+
+    def split(self, parts: int) -> list[Batch]:
+        """At most `parts` micro-batches whose sizes differ by at most one."""
+        if parts == 1 or len(self) <= 1:
+            return [self]
+        sizes = [len(piece) for piece in torch.tensor_split(self.rows, min(parts, len(self)))]
+        pieces = {name: torch.split(value, sizes) for name, value in self.fields.items()}
+        rows = torch.split(self.rows, sizes)
+        return [Batch({name: pieces[name][i] for name in pieces}, rows[i]) for i in range(len(sizes))]
+
+
+class Data(Protocol):
+    """What the trainer needs of a data set. `rows` are row numbers, in the order wanted."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, rows: Tensor, batch_size: int) -> Iterator[Batch]: ...
+
+
+class TensorData:
+    """A data set held as whole tensors on one device; no Python runs per sample."""
+
+    def __init__(self, fields: Mapping[str, Tensor]) -> None:
+        if not fields:
+            raise InputError("a data set without any tensor", expected="at least the field 'inputs'")
+        lengths = {name: len(value) for name, value in fields.items()}
+        if len(set(lengths.values())) != 1:
+            raise InputError(
+                f"tensors of different lengths: {lengths}",
+                expected="the same number of rows in each",
+                fix="drop the rows that have no partner",
+            )
+        self.fields = dict(fields)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.fields.values())))
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.fields["inputs"]
+
+    @property
+    def target(self) -> Tensor:
+        return self.fields["target"]
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.fields.values())).device
+
+    def to(self, device: torch.device | str) -> TensorData:
+        return TensorData({name: value.to(device) for name, value in self.fields.items()})
+
+    def take(self, rows: Tensor) -> Batch:
+        where = rows.to(self.device)
+        return Batch({name: value[where] for name, value in self.fields.items()}, rows)
+
+    def subset(self, rows: Tensor) -> TensorData:
+        return TensorData(dict(self.take(rows).fields))
+
+    def batches(self, rows: Tensor, batch_size: int) -> Iterator[Batch]:
+        bytes_per_row = sum(value[:1].nbytes for value in self.fields.values()) or 1
+        batches_at_once = max(1, GATHER_BYTES // (bytes_per_row * batch_size))
+        for chunk in torch.split(rows, batches_at_once * batch_size):
+            gathered = self.take(chunk)
+            pieces = {name: torch.split(value, batch_size) for name, value in gathered.fields.items()}
+            for i, part in enumerate(torch.split(chunk, batch_size)):
+                yield Batch({name: pieces[name][i] for name in pieces}, part)
+
+
+def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
+    """The order of `n` rows in one epoch: a pure function of (seed, epoch), so a position in the
+    data is two integers and resuming needs no replay."""
+    if not shuffle:
+        return torch.arange(n)
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(n, generator=generator)

@@ -1,0 +1,230 @@
+"""Files to tables: CSV and TSV, Parquet, .npz and .npy. Nothing that is read is unpickled.
+
+Text is read whole by Arrow with every cell kept as it stands; when something is wrong, Python's own
+csv reader goes over the file a second time to find the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+
+from quire.data.binary import read_numpy, read_parquet
+from quire.data.table import Table, check_names
+from quire.data.types import is_missing, looks_typed
+from quire.errors import DataError, InputError, nearest
+from quire.options import Table as TableOptions
+
+DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";"}
+TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", ".data", "")
+SAMPLE_CHARACTERS = 2**16
+SAMPLE_ROWS = 200
+
+
+def read_table(path: Path | str, options: TableOptions | None = None) -> Table:
+    """The table in a file; its kind is told by the name's ending, and an unknown ending is read as text."""
+    path, options = Path(path), options or TableOptions()
+    if not path.exists():
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(
+            "no such file", path=path, expected="a CSV, TSV, Parquet, .npz or .npy file",
+            fix=nearest(path.name, siblings) or "check the path",
+        )  # fmt: skip
+    if path.is_dir():
+        raise DataError("a folder", path=path, expected="a CSV, TSV, Parquet, .npz or .npy file")
+    suffix = path.suffix.lower()
+    if suffix in (".parquet", ".pq"):
+        return read_parquet(path)
+    if suffix in (".npz", ".npy"):
+        return read_numpy(path)
+    if suffix not in TEXT_SUFFIXES:
+        raise DataError(
+            f"a file of kind '{suffix}'",
+            path=path,
+            expected="one of .csv, .tsv, .tab, .txt, .data, .parquet, .pq, .npz, .npy",
+            fix="convert the table, or rename the file if it is one of these",
+        )
+    return read_text(path, options)
+
+
+def read_text(path: Path, options: TableOptions) -> Table:
+    """A delimited text file: UTF-8, with or without header, quotes as in RFC 4180."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    text = decode(data, path)
+    if not text.strip():
+        raise DataError("the file is empty", path=path, expected="a table with at least one row")
+    delimiter = choose_delimiter(path, text, options)
+    sample = sample_records(text, delimiter)
+    first_line, first = sample[0]
+    header = options.header == "yes" or (options.header == "auto" and has_header(sample))
+    names = header_names(first) if header else [f"column {i}" for i in range(1, len(first) + 1)]
+    check_names(names, str(path), first_line)
+
+    columns = parse(data, text, delimiter, names, path)
+    rows = columns.num_rows
+    lines = record_lines(data, text, delimiter, rows, path)
+    if header:
+        columns, lines = columns.slice(1), lines[1:]
+    if columns.num_rows == 0:
+        raise DataError(
+            "a header but no rows below it", path=path, line=first_line, expected="at least one row",
+            fix="if the first line is a row, use --table.header no",
+        )  # fmt: skip
+    return Table(columns, str(path), lines, named=header, typed=False)
+
+
+def decode(data: bytes, path: Path) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(
+            "the file is UTF-16", path=path, line=1, expected="text in UTF-8", fix="save it again as UTF-8"
+        )
+    if data[:2] == b"\x1f\x8b" or data[:4] == b"PK\x03\x04":
+        raise DataError(
+            "a compressed file under the name of a text file", path=path, expected="plain text in UTF-8",
+            fix="unpack it first; a spreadsheet must be saved as CSV",
+        )  # fmt: skip
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        start = data.rfind(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"bytes that are not UTF-8, at byte {error.start - start + 1} of the line",
+            path=path,
+            line=data.count(b"\n", 0, error.start) + 1,
+            value=data[error.start : error.end],
+            expected="text in UTF-8",
+            fix="save the file as UTF-8 (it may be Latin-1 or Windows-1252)",
+        ) from None
+
+
+def records(text: str, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line and cells of each record that is not blank."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"a quoted cell that cannot be read ({error})",
+            path=path,
+            line=line,
+            expected='quotes that close, and "" for a quote inside them',
+        ) from None
+
+
+def sample_records(text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """The first records, read leniently: a cut or broken quote is judged when the whole file is read."""
+    reader = csv.reader(io.StringIO(text[:SAMPLE_CHARACTERS], newline=""), delimiter=delimiter)
+    found: list[tuple[int, list[str]]] = []
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                found.append((line, cells))
+            line = reader.line_num + 1
+            if len(found) == SAMPLE_ROWS:
+                break
+    except csv.Error:
+        pass
+    if len(text) > SAMPLE_CHARACTERS and len(found) > 1:
+        found = found[:-1]  # the last record may have been cut
+    return found or [(1, [""])]
+
+
+def choose_delimiter(path: Path, text: str, options: TableOptions) -> str:
+    if options.delimiter != "auto":
+        return DELIMITERS[options.delimiter]
+    if path.suffix.lower() in (".tsv", ".tab"):
+        return "\t"
+
+    def score(delimiter: str) -> tuple[bool, int]:
+        widths = [len(cells) for _, cells in sample_records(text, delimiter)[:20]]
+        return min(widths) == max(widths) > 1, widths[0]
+
+    return max(DELIMITERS.values(), key=score)
+
+
+def has_header(sample: list[tuple[int, list[str]]]) -> bool:
+    """Whether the first record names the columns.
+
+    It does not when one of its cells is a number, boolean or date. It does when a column below is of
+    such a type. In a table of text alone it does unless a cell of it appears again below.
+    """
+    first, below = sample[0][1], [cells for _, cells in sample[1:]]
+    if any(looks_typed(cell) for cell in first):
+        return False
+    if not below:
+        return True
+    for position in range(len(first)):
+        if is_missing(first[position]):
+            continue
+        values = {cells[position].strip() for cells in below if len(cells) > position} - {""}
+        if values and sum(looks_typed(value) for value in values) > len(values) / 2:
+            return True
+    return not any(
+        not is_missing(cell) and any(len(cells) > position and cells[position] == cell for cells in below)
+        for position, cell in enumerate(first)
+    )
+
+
+def header_names(cells: list[str]) -> list[str]:
+    return [cell.strip() or f"column {i}" for i, cell in enumerate(cells, 1)]
+
+
+def parse(data: bytes, text: str, delimiter: str, names: list[str], path: Path) -> pa.Table:
+    """All records, the header's included, as columns of text."""
+    types = {name: pa.string() for name in names}
+    try:
+        return arrow_csv.read_csv(
+            pa.BufferReader(data),
+            read_options=arrow_csv.ReadOptions(column_names=names, block_size=2**24),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in data),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=types, null_values=[], strings_can_be_null=False, check_utf8=False
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        for line, cells in records(text, delimiter, path):
+            if len(cells) != len(names):
+                raise ragged(cells, names, line, path) from None
+        raise DataError(f"cannot be read as a table: {error}", path=path) from None
+
+
+def ragged(cells: list[str], names: list[str], line: int, path: Path) -> DataError:
+    short = len(cells) < len(names)
+    return DataError(
+        f"a row of {len(cells)} cells where the first has {len(names)}",
+        path=path,
+        line=line,
+        column=names[len(cells)] if short else len(names) + 1,
+        value=None if short else cells[len(names)],
+        expected=f"{len(names)} cells",
+        fix="add the missing cell" if short else "put a cell that contains the delimiter in quotes",
+    )
+
+
+def record_lines(data: bytes, text: str, delimiter: str, rows: int, path: Path) -> np.ndarray:
+    """(rows,) the line on which each record starts."""
+    line_count = data.count(b"\n") + (not data.endswith(b"\n"))
+    if line_count == rows and data.count(b"\r") == data.count(b"\r\n"):
+        return np.arange(1, rows + 1)
+    lines = np.fromiter((line for line, _ in records(text, delimiter, path)), dtype=np.int64)
+    if len(lines) != rows:
+        raise InputError(
+            f"{path}: {rows} or {len(lines)} rows, depending on how its quotes are read",
+            expected='cells that contain quotes to be quoted, and "" for a quote inside them',
+        )
+    return lines

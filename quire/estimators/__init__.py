@@ -1,0 +1,16 @@
+"""scikit-learn estimators on PyTorch: arrays, data frames and tensors in, the same kind out."""
+
+from quire.estimators.bagging import BaggingEnsemble
+from quire.estimators.linear import LinearRegression
+from quire.estimators.logistic import LogisticRegression
+from quire.estimators.mlp import MLPClassifier, MLPRegressor
+from quire.estimators.polynomial import PolynomialRegression
+
+__all__ = [
+    "BaggingEnsemble",
+    "LinearRegression",
+    "LogisticRegression",
+    "MLPClassifier",
+    "MLPRegressor",
+    "PolynomialRegression",
+]

@@ -1,0 +1,16 @@
+"""Layers with state, and output distributions."""
+
+from __future__ import annotations
+
+from quire.nn.activation import ACTIVATION_LAYERS, Arctan, activation
+from quire.nn.dense import Dense
+from quire.nn.dropout import Dropout, monte_carlo_dropout
+from quire.nn.heads import HEADS, Bernoulli, Categorical, Gaussian, Head, Heteroscedastic, build_head
+from quire.nn.noise import GaussianNoise
+from quire.nn.normalise import BatchNorm, LayerNorm, PostNorm, PreNorm, Standardise
+
+__all__ = [
+    "ACTIVATION_LAYERS", "HEADS", "Arctan", "BatchNorm", "Bernoulli", "Categorical", "Dense", "Dropout",
+    "Gaussian", "GaussianNoise", "Head", "Heteroscedastic", "LayerNorm", "PostNorm", "PreNorm", "Standardise",
+    "activation", "build_head", "monte_carlo_dropout",
+]  # fmt: skip

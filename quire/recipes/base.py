@@ -1,0 +1,106 @@
+"""What a recipe is, without PyTorch: name, one line, expected result and typed options.
+
+`quire list` and `quire --help` import every recipe file, so those files keep heavy imports inside
+their functions; a test checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from quire.errors import InputError
+from quire.options import Optim, Table, Train, check, check_range
+from quire.registry import Registry
+
+if TYPE_CHECKING:
+    from quire.recipes.plan import Plan
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The result that a recipe reaches on its built-in data; tested, and shown by `quire list`."""
+
+    measure: str
+    at_least: float | None = None
+    at_most: float | None = None
+    split: Literal["train", "validation", "test"] = "test"
+
+    def __str__(self) -> str:
+        bounds = [f"≥ {self.at_least:g}"] if self.at_least is not None else []
+        bounds += [f"≤ {self.at_most:g}"] if self.at_most is not None else []
+        return f"{self.split} {self.measure} {' and '.join(bounds)}"
+
+    def met(self, measures: dict[str, dict[str, float]]) -> bool:
+        value = measures[self.split][self.measure]
+        above = self.at_least is None or value >= self.at_least
+        return above and (self.at_most is None or value <= self.at_most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options that every recipe has."""
+
+    data: Path | None = None
+    """Your own file; without it the recipe trains on its built-in data."""
+    target: str | None = None
+    """Column to predict, by name or by position (1 is the first, -1 the last)."""
+    out: Path | None = None
+    """Folder of the run; the default is runs/RECIPE-DATE-TIME."""
+    resume: Path | None = None
+    """Run folder to go on with."""
+    overwrite: bool = False
+    """Replace the run folder if it exists."""
+    seed: int = 0
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    epochs: int | None = None
+    steps: int | None = None
+    optim: Optim = field(default_factory=Optim)
+    train: Train = field(default_factory=Train)
+    table: Table = field(default_factory=Table)
+    json: bool = False
+    """Print one JSON object on standard output and nothing else there."""
+    quiet: bool = False
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "--", epochs=">= 1", steps=">= 1", seed=">= 0")
+        if self.epochs is not None and self.steps is not None:
+            raise InputError("both --epochs and --steps", expected="one of them", fix="leave one out")
+        known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
+        check(known, "--device", self.device, "auto, cpu, cuda or cuda:N")
+        if self.target is not None and self.data is None:
+            raise InputError(
+                f"--target {self.target} without --data",
+                expected="a target of your own file",
+                fix="add --data FILE, or leave --target out to use the built-in data",
+            )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    summary: str
+    expected: Expectation
+    options: type[RunOptions]
+    build: Callable[[Any], Plan]
+    """From options to everything a run needs: task, data, preparation, training options."""
+
+
+RECIPES: Registry[Recipe] = Registry("recipe")
+
+
+def recipe(
+    name: str, *, summary: str, expected: Expectation, options: type[RunOptions]
+) -> Callable[[Callable[[Any], Plan]], Callable[[Any], Plan]]:
+    """Register the decorated function, which turns options into a `Plan`."""
+
+    def add(build: Callable[[Any], Plan]) -> Callable[[Any], Plan]:
+        RECIPES.register(name)(Recipe(name, summary, expected, options, build))
+        return build
+
+    return add

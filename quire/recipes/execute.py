@@ -1,0 +1,319 @@
+"""From options to a finished run folder: build, train, judge, write the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import platform
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+import quire
+from quire.data.batch import Batch, TensorData
+from quire.data.load import TableData
+from quire.errors import InputError, QuireError
+from quire.options import to_dict
+from quire.recipes.base import Recipe, RunOptions
+from quire.recipes.plan import Plan
+from quire.report import write as write_report
+from quire.report.style import to_svg
+from quire.tasks.predictions import prediction_columns, target_prefixes, truth_columns
+from quire.train import Fit, Interrupted, evaluate, fit
+from quire.train.files import json_number, write_bytes, write_json
+from quire.train.folder import RunFolder, check_free, read_config
+from quire.train.progress import make_progress
+from quire.train.task import Task
+
+Measures = dict[str, dict[str, float]]
+
+# What may differ between a run and its resumption without its being another run.
+MAY_CHANGE = {"epochs", "steps", "out", "resume", "overwrite", "device", "json", "quiet", "debug"}
+LEVEL = 0.9
+
+
+@dataclass(frozen=True)
+class Outcome:
+    run: Path
+    measures: Measures
+    seconds: float
+    expected_met: bool | None
+    """None where the recipe promises nothing: on the user's own data."""
+    report: Path
+
+
+def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcome:
+    """Train `recipe` as `options` say and leave a complete run folder.
+
+    Everything that can be wrong with the options or the data is found before the folder is made.
+    """
+    device = resolve_device(options.device)
+    path = options.resume or options.out or _new_path(recipe.name)
+    if options.resume:
+        check_same_run(recipe, options)
+    else:
+        check_free(path, overwrite=options.overwrite)
+    plan = recipe.build(options)
+    epochs = options.epochs if options.epochs is not None else plan.epochs
+
+    if options.resume:
+        folder = RunFolder.reopen(path)
+    else:
+        config = run_config(recipe.name, options, command)
+        folder = RunFolder.create(path, config, overwrite=options.overwrite)
+    folder.documents = {"task": plan.task.spec(), "preparation": plan.data.preparation.to_json()}
+    try:
+        result = fit(
+            plan.task,
+            plan.data.train,
+            plan.data.validation,
+            epochs=None if options.steps else epochs,
+            steps=options.steps,
+            optim=plan.options.optim,
+            train=plan.options.train,
+            seed=options.seed,
+            device=device,
+            store=folder,
+            progress=make_progress(options.quiet),
+        )
+        return conclude(recipe, plan, folder, result, device, command)
+    except Interrupted as stop:
+        again = f"quire train {recipe.name} --resume {path}"
+        raise Interrupted(stop.got, fix=f"go on with: {again}") from None
+    except QuireError as problem:
+        folder.log(f"failed: {problem.got}")
+        raise
+    finally:
+        folder.close()
+
+
+def conclude(
+    recipe: Recipe, plan: Plan, folder: RunFolder, result: Fit, device: torch.device, command: str
+) -> Outcome:
+    """Judge the trained task on every part and write result, predictions, pictures and report."""
+    task, data = plan.task, plan.data
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    measures = {name: evaluate(task, part.to(device)) for name, part in parts.items() if part is not None}
+    shown = "test" if data.test is not None else "validation" if data.validation is not None else "train"
+    if plan.extra_measures:
+        measures[shown] |= plan.extra_measures()
+    met = None
+    if plan.options.data is None and recipe.expected.split in measures:
+        met = recipe.expected.met(measures)
+
+    part = parts[shown]
+    assert part is not None
+    write_predictions(folder.path, task, data, part.to(device), data.lines(shown))  # type: ignore[arg-type]
+    pictures = list(plan.pictures()) if plan.pictures else []
+    if pictures:
+        (folder.path / "figures").mkdir(exist_ok=True)
+        captions = {}
+        for picture in pictures:
+            write_bytes(folder.path / "figures" / f"{picture.name}.svg", to_svg(picture.figure).encode())
+            captions[f"{picture.name}.svg"] = {"title": picture.title, "caption": picture.caption}
+        write_json(folder.path / "figures" / "captions.json", captions)
+
+    layers, parameters = describe_layers(task, data.train.take(torch.arange(1)), device)
+    write_json(
+        folder.path / "result.json",
+        {
+            "format": 1,
+            "recipe": recipe.name,
+            "summary": recipe.summary,
+            "measures": {
+                split: {k: json_number(v) for k, v in values.items()} for split, values in measures.items()
+            },
+            "seconds": result.seconds,
+            "steps": result.steps,
+            "epochs": result.epochs,
+            "best_step": result.best_step,
+            "samples_per_second": result.samples_per_second,
+            "peak_memory_bytes": peak_memory(device),
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+            "layers": layers,
+            "parameters": parameters,
+            "expected": {"text": str(recipe.expected) if plan.options.data is None else "", "met": met},
+            "targets": describe_targets(data),
+            "rows": {name: len(part) if part is not None else 0 for name, part in parts.items()},
+            "features": data.preparation.feature_names,
+            "warnings": [*plan.notes, *data.warnings],
+            "stopped": result.stopped,
+            "data": data.table.source if isinstance(data.table.source, str) else str(data.table.source),
+        },
+    )
+    report = write_report(folder.path)
+    folder.log(f"finished: {json.dumps(measures[shown])}")
+    return Outcome(folder.path, measures, result.seconds, met, report)
+
+
+# -- Before training -------------------------------------------------------------------------------
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda"):
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        number = int(name.removeprefix("cuda").removeprefix(":") or 0)
+        if number >= count:
+            raise InputError(
+                f"--device {name} on a machine with {count} CUDA devices",
+                expected="a device that is there",
+                fix="use --device cpu or leave it out",
+            )
+    return torch.device(name)
+
+
+def _new_path(recipe: str) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = Path("runs") / f"{recipe}-{stamp}"
+    number = 2
+    while path.exists():
+        path = Path("runs") / f"{recipe}-{stamp}-{number}"
+        number += 1
+    return path
+
+
+def run_config(recipe: str, options: RunOptions, command: str) -> dict[str, Any]:
+    """Everything needed to repeat the run."""
+    config: dict[str, Any] = {
+        "format": 1,
+        "recipe": recipe,
+        "command": command,
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": {
+            "quire": quire.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    if options.data is not None:
+        config["data_sha256"] = hash_file(options.data)
+    stored = dataclasses.replace(options, data=options.data.resolve()) if options.data else options
+    return {**config, "options": to_dict(stored)}
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_same_run(recipe: Recipe, options: RunOptions) -> None:
+    """Refuse to resume with options that would make it another run."""
+    assert options.resume is not None
+    config = read_config(options.resume)
+    if config["recipe"] != recipe.name:
+        raise InputError(
+            f"{options.resume} is a run of the recipe '{config['recipe']}'",
+            expected=f"a run of '{recipe.name}'",
+            fix=f"quire train {config['recipe']} --resume {options.resume}",
+        )
+    given = to_dict(
+        dataclasses.replace(options, data=options.data.resolve()) if options.data is not None else options
+    )
+    differing = sorted(
+        key
+        for key in given.keys() | config["options"].keys()
+        if key not in MAY_CHANGE and given.get(key) != config["options"].get(key)
+    )
+    if differing:
+        raise InputError(
+            f"resuming with other values of {', '.join('--' + key for key in differing)}",
+            expected="the options that the run was started with",
+            fix="leave these options out, or start a new run",
+        )
+    if options.data is not None and config.get("data_sha256") not in (None, hash_file(options.data)):
+        raise InputError(
+            f"{options.data} has changed since the run was started",
+            expected="the same file",
+            fix="start a new run on the new data",
+        )
+
+
+# -- After training --------------------------------------------------------------------------------
+
+
+def write_predictions(path: Path, task: Task, data: TableData, part: TensorData, lines: Any) -> None:
+    """predictions.parquet: truth, prediction, probability or interval, and loss of each row."""
+    mode = "interval" if any(t.kind == "regression" for t in data.preparation.targets) else "mode"
+    tables = []
+    done = 0
+    for batch in part.batches(torch.arange(len(part)), 1024):
+        predicted = task.predict(batch.inputs, mode, level=LEVEL)
+        columns: dict[str, Any] = {"row": lines[done : done + len(batch)]}
+        columns |= truth_columns(data.preparation, batch.fields, predicted)
+        columns |= prediction_columns(data.preparation, predicted, every_class=False)
+        losses = list(task.loss_each(batch).values())
+        for prefix, loss in zip(target_prefixes(data.preparation), losses, strict=False):
+            columns[f"{prefix}loss"] = loss.cpu().double().numpy()
+        tables.append(pa.table({name: pa.array(values) for name, values in columns.items()}))
+        done += len(batch)
+    table = pa.concat_tables(tables).replace_schema_metadata({"level": str(LEVEL)})
+    temporary = path / ".predictions.tmp"
+    pq.write_table(table, temporary)
+    temporary.replace(path / "predictions.parquet")
+
+
+def describe_targets(data: TableData) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": target.name,
+            "kind": target.kind,
+            "classes": [str(c) for c in target.classes] if target.kind == "classification" else None,
+            "prefix": prefix,
+        }
+        for target, prefix in zip(
+            data.preparation.targets, target_prefixes(data.preparation), strict=True
+        )
+    ]
+
+
+def describe_layers(task: Task, sample: Batch, device: torch.device) -> tuple[list[dict[str, Any]], int]:
+    """Each layer with its output's shape (one row) and its parameters, in the order of the forward pass."""
+    rows: list[dict[str, Any]] = []
+    handles = []
+    model = getattr(task, "model", task)
+    for name, module in model.named_modules():
+        if any(True for _ in module.children()):
+            continue
+
+        def note(module: nn.Module, inputs: object, output: object, name: str = name) -> None:
+            shape = list(output.shape[1:]) if isinstance(output, Tensor) else []
+            parameters = sum(p.numel() for p in module.parameters())
+            rows.append(
+                {
+                    "name": name or "model",
+                    "kind": type(module).__name__,
+                    "output_shape": shape,
+                    "parameters": parameters,
+                }
+            )
+
+        handles.append(module.register_forward_hook(note))
+    try:
+        with torch.no_grad():
+            model(sample.inputs.to(device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return rows, sum(p.numel() for p in task.parameters())
+
+
+def peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,162 @@
+"""Using a run: everything here reads the run folder and nothing else."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from quire.data.preparation import Preparation
+from quire.errors import CheckpointError, InputError
+from quire.options import Table
+from quire.tasks.predictions import prediction_columns
+from quire.train.checkpoints import Checkpoint, newest_checkpoint
+from quire.train.evaluate import evaluate
+from quire.train.folder import CHECKPOINTS, read_config
+from quire.train.task import Task, build_task
+
+BATCH = 4096
+
+
+class Run:
+    """A run folder with its trained task and its preparation.
+
+        run = quire.load("runs/mlp-…")
+        run.predict("new.csv")          # a pyarrow table
+    """
+
+    def __init__(self, path: Path, device: torch.device | str = "cpu") -> None:
+        self.path = path
+        self.device = torch.device(device)
+        self.config = read_config(path)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        return newest_checkpoint(self.path / CHECKPOINTS)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task with the weights that training ended with, or the best so far of an unfinished run."""
+        import quire.tasks  # noqa: F401  fills the registry that names resolve in
+
+        task = build_task(self.checkpoint.documents["task"])
+        tensors = self.checkpoint.tensors
+        weights = tensors.get("final") or tensors.get("best") or tensors["weights"]
+        task.load_state_dict(dict(weights))
+        return task.to(self.device).eval()
+
+    @cached_property
+    def preparation(self) -> Preparation:
+        return Preparation.from_json(self.checkpoint.documents["preparation"])
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The final result, None for a run that has not ended."""
+        try:
+            return json.loads((self.path / "result.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        except FileNotFoundError:
+            return None
+
+    def evaluate(self, data: Path | None = None) -> dict[str, dict[str, float]]:
+        """Measures by split on the data of the run, or on another file as a whole (split "data")."""
+        from quire.recipes.plan import several_targets_of
+
+        if data is not None:
+            table = self.preparation.read(data, self._table_options())
+            prepared = self.preparation.transform(table, need_target=True)
+            fields = several_targets_of(prepared.data, self.preparation)
+            return {"data": evaluate(self.task, fields.to(self.device))}
+        from quire.recipes.base import RECIPES
+        from quire.recipes.execute import hash_file
+
+        options = self.options()
+        if options.data is not None:
+            if not options.data.exists():
+                raise InputError(
+                    f"the data of the run, {options.data}, is not there any more",
+                    expected="the file that the run was trained on",
+                    fix="give the file with --data",
+                )
+            if hash_file(options.data) != self.config["data_sha256"]:
+                raise InputError(
+                    f"{options.data} has changed since the run",
+                    expected="the file as it was, whose split is known",
+                    fix="judge on the whole new file with --data",
+                )
+        plan = RECIPES[self.config["recipe"]].build(options)
+        parts = {"train": plan.data.train, "validation": plan.data.validation, "test": plan.data.test}
+        return {
+            name: evaluate(self.task, part.to(self.device))
+            for name, part in parts.items()
+            if part is not None
+        }
+
+    def options(self) -> Any:
+        """The options that the run was made with."""
+        import quire.recipes  # noqa: F401
+        from quire.options import from_dict
+        from quire.recipes.base import RECIPES
+
+        return from_dict(RECIPES[self.config["recipe"]].options, self.config["options"])
+
+    def _table_options(self) -> Table:
+        from quire.options import from_dict
+
+        return from_dict(Table, self.config["options"].get("table", {}))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def predict(self, path: Path | str, *, mode: str = "mode", level: float = 0.9, seed: int = 0) -> pa.Table:
+        """A row of predictions for each row of a file, in its order."""
+        table = self.preparation.read(path, self._table_options())
+        prepared = self.preparation.transform(table)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        parts = []
+        for inputs in prepared.data.inputs.split(BATCH):
+            predicted = self.task.predict(inputs.to(self.device), mode, level=level, generator=generator)
+            parts.append(pa.table(prediction_columns(self.preparation, predicted)))
+        self.notes = prepared.notes
+        return pa.concat_tables(parts) if parts else pa.table({})
+
+    def export(self, path: Path) -> dict[str, Any]:
+        """The network with its preparation inside: ONNX or a torch.export program, by the ending."""
+        from quire.export import export_run
+
+        return export_run(self, path)
+
+
+def load(path: Path | str, device: torch.device | str = "cpu") -> Run:
+    """Open a run folder."""
+    return Run(Path(path), device)
+
+
+def list_runs(folder: Path | str = "runs") -> list[dict[str, Any]]:
+    """The runs below a folder, newest first: name, recipe, when, state and measures."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    rows = []
+    for path in sorted(folder.iterdir()):
+        if not (path / "config.toml").is_file():
+            continue
+        try:
+            run = Run(path)
+            result = run.result
+        except (InputError, CheckpointError, ValueError):
+            rows.append({"name": path.name, "run": str(path), "recipe": "?", "state": "damaged", "started": ""})
+            continue
+        rows.append(
+            {
+                "name": path.name,
+                "run": str(path),
+                "recipe": run.config["recipe"],
+                "started": run.config.get("started", ""),
+                "state": result["stopped"] if result else "unfinished",
+                "measures": result["measures"] if result else {},
+                "seconds": result["seconds"] if result else None,
+            }
+        )
+    return sorted(rows, key=lambda row: str(row["started"]), reverse=True)

@@ -1,0 +1,471 @@
+"""Learning by descent: the one training loop of every network.
+
+The order of the data is a pure function of (seed, epoch), so the position in it is the number of
+steps taken. A checkpoint holds that number, the weights, the best weights, the optimiser, the
+running sums of the epoch, the record of early stopping and all random states; a run resumed from it
+computes the same bits as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.data.batch import Batch, Data, TensorData, epoch_order
+from quire.errors import InputError, QuireError
+from quire.functional.regularise import EarlyStopping
+from quire.options import Optim, Train
+from quire.train.checkpoints import Checkpoint
+from quire.train.evaluate import evaluate, losses
+from quire.train.files import json_number
+from quire.train.gradients import Sums, Weights
+from quire.train.progress import Progress
+from quire.train.randomness import random_state, restore_random_state, seed_everything
+from quire.train.step import Stepper
+from quire.train.task import Task
+
+Record = dict[str, Any]
+State = dict[str, Tensor]
+
+
+class Store(Protocol):
+    """Where a run keeps its metrics and checkpoints; see `quire.train.folder`."""
+
+    def record(self, record: Record) -> None: ...
+
+    def save(self, checkpoint: Checkpoint, *, keep: int) -> None: ...
+
+    def resume(self) -> Checkpoint | None:
+        """The checkpoint to go on from, with the metrics cut back to it; None for a new run."""
+
+
+class Callback:
+    """What others may do during training; override what is needed."""
+
+    def on_start(self, descent: Descent) -> None: ...
+
+    def on_step(self, descent: Descent, step: int) -> None: ...
+
+    def on_record(self, descent: Descent, record: Record) -> None: ...
+
+    def on_end(self, descent: Descent) -> None: ...
+
+
+class Interrupted(QuireError):
+    """Training was asked to stop and did so at a step's end, with everything saved."""
+
+    exit_code = 130
+
+
+@dataclass
+class Fit:
+    """What came out of training; the task holds the best weights where there was validation."""
+
+    steps: int
+    epochs: float
+    seconds: float
+    stopped: Literal["finished", "early"]
+    best_step: int
+    best: float | None
+    history: list[Record] = field(repr=False)
+    samples_per_second: float = 0.0
+
+
+class Running:
+    """Sums and weights since the last record: the training loss that is shown."""
+
+    def __init__(self, on_host: bool) -> None:
+        self.on_host = on_host
+        self.sums: dict[str, Any] = {}
+        self.weights: dict[str, Any] = {}
+
+    def add(self, sums: Sums, weights: Weights) -> None:
+        for total, new in ((self.sums, sums), (self.weights, weights)):
+            for name, value in new.items():
+                if isinstance(value, Tensor):  # on a GPU the host does not wait for the number
+                    value = value.item() if self.on_host else value.double()
+                total[name] = total.get(name, 0.0) + value
+
+    def numbers(self) -> tuple[dict[str, float], dict[str, float]]:
+        sums = {name: float(value) for name, value in self.sums.items()}
+        return sums, {name: float(value) for name, value in self.weights.items()}
+
+    def clear(self) -> None:
+        self.sums, self.weights = {}, {}
+
+
+class Descent:
+    """One training run in progress. `fit` is the way to make one."""
+
+    def __init__(
+        self,
+        task: Task,
+        data: Data,
+        validation: Data | None,
+        *,
+        epochs: float | None,
+        steps: int | None,
+        optim: Optim,
+        train: Train,
+        seed: int,
+        device: torch.device,
+        store: Store | None,
+        progress: Progress,
+        callbacks: Sequence[Callback],
+        train_measures: bool,
+    ) -> None:
+        if not len(data):
+            raise InputError("no training rows", expected="at least one", fix="check the data and its split")
+        self.task, self.train, self.seed = task.to(device), train, seed
+        self.data, self.validation = place(data, device), place(validation, device) if validation else None
+        self.batch_size = min(train.batch_size or len(data), len(data))
+        self.steps_per_epoch = math.ceil(len(data) / self.batch_size)
+        self.total = steps if steps is not None else round((epochs or 1) * self.steps_per_epoch)
+        self.device, self.store, self.progress = device, store, progress
+        self.callbacks = callbacks
+        self.step_callbacks = [c for c in callbacks if type(c).on_step is not Callback.on_step]
+        self.validate_every = train.validate_every or self.steps_per_epoch
+        self.stopping = EarlyStopping(
+            train.patience, train.min_delta, higher_is_better=train.monitor in task.higher_is_better
+        )
+        self.stepper = Stepper(task, optim, train, device, self.total)
+        self.running = Running(device.type == "cpu")
+        self.sample = self._training_sample() if train_measures else None
+        self.average = self._start_average() if train.average else None
+        self.step = 0
+        self.best_step = 0
+        self.best: State | None = None
+        self.history: list[Record] = []
+        self.seconds_before = 0.0
+        self.last_save = time.perf_counter()
+        self.wants_stop = False
+
+    # -- The loop ------------------------------------------------------------------------------
+
+    def run(self) -> Fit:
+        checkpoint = self.store.resume() if self.store else None
+        if checkpoint:
+            self.restore(checkpoint)
+        first, self.began = self.step, time.perf_counter()
+        for callback in self.callbacks:
+            callback.on_start(self)
+        self.progress.start(self.total, self.step, len(self.data) / self.steps_per_epoch)
+        self.task.train()
+        stopped: Literal["finished", "early"] = "early" if self._out_of_patience() else "finished"
+        try:
+            with self._signals():
+                while self.step < self.total and stopped == "finished":
+                    if self._run_epoch():
+                        stopped = "early"
+            self.stepper.settle()
+            self._finish()
+        finally:
+            self.progress.finish()
+            self.stepper.close()
+        for callback in self.callbacks:
+            callback.on_end(self)
+        seconds = self.seconds()
+        speed = (self.step - first) * self.batch_size / max(time.perf_counter() - self.began, 1e-9)
+        epochs = self.step / self.steps_per_epoch
+        best = self.stopping.best
+        return Fit(self.step, epochs, seconds, stopped, self.best_step, best, self.history, speed)
+
+    def _run_epoch(self) -> bool:
+        """The rest of the current epoch; True when it is time to stop early."""
+        epoch, offset = divmod(self.step, self.steps_per_epoch)
+        order = epoch_order(len(self.data), self.seed, epoch, shuffle=self.train.shuffle)
+        every = self.train.checkpoint_every
+        for batch in self.data.batches(order[offset * self.batch_size :], self.batch_size):
+            self.running.add(*self.stepper.step(self._on_device(batch), self.step))
+            self.step += 1
+            if self.average is not None:
+                self._update_average()
+            for callback in self.step_callbacks:
+                callback.on_step(self, self.step)
+            if self.progress.due():
+                self.progress.step(self.step, self._running_loss()["loss"])
+            last = self.step == self.total
+            early = False
+            validated = last or self.step % self.validate_every == 0
+            if validated:
+                early = self._validate()
+            if last or early:
+                return early
+            if self.store:
+                waited = time.perf_counter() - self.last_save
+                if (every and self.step % every == 0) or (validated and waited > self.train.checkpoint_seconds):
+                    self.save()
+            if self.wants_stop:
+                self._stop_now()
+        return False
+
+    def _finish(self) -> None:
+        """Leave the task with the weights that are kept; save them beside those to go on from."""
+        last = snapshot(self.task)
+        if self.best is not None and self.train.restore == "best":
+            self.task.load_state_dict(self.best)
+        elif self.average is not None:
+            self._load_average()
+        self.task.eval()
+        self.task.finish(self.data, self.validation)
+        if self.store:
+            self.save(weights=last, final=snapshot(self.task))
+
+    # -- Judging -------------------------------------------------------------------------------
+
+    def _validate(self) -> bool:
+        """Judge, record, remember the best; True when patience has run out."""
+        self.stepper.settle()
+        train_values = self._running_loss()
+        self.running.clear()
+        penalty = sum(player.penalty() for player in self.stepper.players)
+        if penalty:
+            train_values["penalty"] = penalty
+        train_values["lr"] = self.stepper.lr(self.step - 1)
+        train_values["gradient_norm"] = float(self.stepper.last_norm)
+        judged: dict[str, float] | None = None
+        with self._average_in_place():
+            if self.sample is not None:
+                train_values = {**evaluate(self.task, self.sample), **train_values}
+            if self.validation is not None and len(self.validation):
+                judged = evaluate(self.task, self.validation)
+            out_of_patience = self._remember_best(judged) if judged else False
+        splits = {"train": train_values} | ({"validation": judged} if judged else {})
+        self.progress.records([self._record(split, values) for split, values in splits.items()])
+        return out_of_patience
+
+    def _remember_best(self, judged: Mapping[str, float]) -> bool:
+        monitor = self.train.monitor
+        if monitor not in judged:
+            raise InputError(
+                f"--train.monitor {monitor}",
+                expected=f"one of {', '.join(sorted(judged))}",
+                fix="choose a measure that this task has",
+            )
+        stop = self.stopping.update(judged[monitor])
+        if self.stopping.improved:
+            self.best = snapshot(self.task)
+            self.best_step = self.step
+        return stop
+
+    def _out_of_patience(self) -> bool:
+        patience = self.stopping.patience
+        return patience is not None and self.stopping.updates > 0 and self.stopping.waited >= patience
+
+    def _running_loss(self) -> dict[str, float]:
+        sums, weights = self.running.numbers()
+        return losses(self.task, sums, weights)
+
+    def _record(self, split: str, values: Mapping[str, float]) -> Record:
+        record: Record = {
+            "format": 1,
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "split": split,
+            "values": {name: json_number(value) for name, value in values.items()},
+            "seconds": self.seconds(),
+        }
+        self.history.append(record)
+        if self.store:
+            self.store.record(record)
+        for callback in self.callbacks:
+            callback.on_record(self, record)
+        return record
+
+    def _training_sample(self) -> Data | None:
+        """As many training rows as there are validation rows: measures on both cost the same."""
+        if self.validation is None or not isinstance(self.data, TensorData):
+            return None
+        rows = epoch_order(len(self.data), self.seed, -1)[: len(self.validation)]
+        return self.data.subset(rows)
+
+    # -- Moving average of weights -------------------------------------------------------------
+
+    def _flats(self) -> list[Tensor]:
+        return [group.flat for player in self.stepper.players for group in player.groups]
+
+    def _start_average(self) -> list[Tensor]:
+        return [flat.detach().clone() for flat in self._flats()]
+
+    def _update_average(self) -> None:
+        assert self.average is not None
+        assert self.train.average is not None
+        # The early average leans on the newest weights: a decay of n/(n+10) until it reaches the wanted one.
+        decay = min(self.train.average, self.step / (self.step + 10))
+        for average, flat in zip(self.average, self._flats(), strict=True):
+            average.lerp_(flat, 1 - decay)
+
+    def _load_average(self) -> None:
+        assert self.average is not None
+        for average, flat in zip(self.average, self._flats(), strict=True):
+            flat.copy_(average)
+
+    @contextmanager
+    def _average_in_place(self) -> Iterator[None]:
+        if self.average is None:
+            yield
+            return
+        flats = self._flats()
+        current = [flat.clone() for flat in flats]
+        self._load_average()
+        try:
+            yield
+        finally:
+            for flat, value in zip(flats, current, strict=True):
+                flat.copy_(value)
+
+    # -- Saving and resuming -------------------------------------------------------------------
+
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def save(self, *, weights: State | None = None, final: State | None = None) -> None:
+        """A checkpoint of this moment; at the end also the `final` weights that the task is left with."""
+        assert self.store
+        self.stepper.settle()
+        sums, sum_weights = self.running.numbers()
+        tensors: dict[str, Mapping[str, Tensor]] = {
+            "weights": weights or self.task.state_dict(),
+            "random": random_state(),
+        }
+        if final is not None:
+            tensors["final"] = final
+        for player in self.stepper.players:
+            tensors[f"optimiser-{player.name}"] = player.optimiser.state()
+        if self.best is not None:
+            tensors["best"] = self.best
+        if self.average is not None:
+            tensors["average"] = {str(i): value for i, value in enumerate(self.average)}
+        progress = {
+            "step": self.step,
+            "best_step": self.best_step,
+            "sums": sums,
+            "weights": sum_weights,
+            "stopping": self.stopping.state_dict(),
+            "history": self.history,
+            "seconds": self.seconds(),
+            "plan": self._plan(),
+        }
+        self.store.save(Checkpoint(self.step, tensors, {"progress": progress}), keep=self.train.keep)
+        self.last_save = time.perf_counter()
+
+    def _plan(self) -> dict[str, int]:
+        """What must be the same for a resumed run to be the same run."""
+        return {"rows": len(self.data), "batch_size": self.batch_size, "seed": self.seed}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        progress = checkpoint.documents["progress"]
+        if progress["plan"] != self._plan():
+            raise InputError(
+                f"resuming with {self._plan()}",
+                expected=f"the data, batch size and seed of the run: {progress['plan']}",
+                fix="leave these options out when resuming, and pass the same data",
+            )
+        self.task.load_state_dict(dict(checkpoint.tensors["weights"]))
+        for player in self.stepper.players:
+            player.optimiser.load(checkpoint.tensors[f"optimiser-{player.name}"])
+        if "best" in checkpoint.tensors:
+            best = checkpoint.tensors["best"]
+            self.best = {name: value.to(self.device) for name, value in best.items()}
+        if self.average is not None:
+            for i, average in enumerate(self.average):
+                average.copy_(checkpoint.tensors["average"][str(i)])
+        self.step, self.best_step = progress["step"], progress["best_step"]
+        self.running.sums, self.running.weights = dict(progress["sums"]), dict(progress["weights"])
+        self.stopping.load_state_dict(progress["stopping"])
+        self.history = list(progress["history"])
+        self.seconds_before = progress["seconds"]
+        restore_random_state(checkpoint.tensors["random"])
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """With a store, an interrupt waits for the end of the step so that everything can be saved;
+        a second one does not wait."""
+        if self.store is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: object) -> None:
+            if self.wants_stop:
+                raise KeyboardInterrupt
+            self.wants_stop = True
+
+        old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _stop_now(self) -> None:
+        self.save()
+        raise Interrupted(f"interrupted after step {self.step} of {self.total}; everything is saved")
+
+    def _on_device(self, batch: Batch) -> Batch:
+        if batch.inputs.device == self.device:
+            return batch
+        fields = {name: value.to(self.device, non_blocking=True) for name, value in batch.fields.items()}
+        return Batch(fields, batch.rows)
+
+
+def snapshot(task: Task) -> State:
+    return {name: value.detach().clone() for name, value in task.state_dict().items()}
+
+
+def place(data: Data, device: torch.device) -> Data:
+    """Data on the device when it fits there with room to work in, batch by batch otherwise."""
+    if not isinstance(data, TensorData) or data.device == device:
+        return data
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if sum(value.nbytes for value in data.fields.values()) > free // 2:
+            return data
+    return data.to(device)
+
+
+def fit(
+    task: Task,
+    data: Data,
+    validation: Data | None = None,
+    *,
+    epochs: float | None = None,
+    steps: int | None = None,
+    optim: Optim | None = None,
+    train: Train | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    store: Store | None = None,
+    progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
+    train_measures: bool = True,
+) -> Fit:
+    """Train `task` on `data` for a number of epochs or steps.
+
+    With `validation`, the weights that did best there (by ``train.monitor``) are the ones the task
+    is left with. With a `store`, metrics and checkpoints are kept, and a run that the store has
+    already begun goes on from where it was.
+
+        model = MLP(MLPConfig(in_features=64, out_features=10))
+        fit(Supervised(model, Categorical(10)), TensorData({"inputs": x, "target": y}), epochs=20)
+    """
+    if (epochs is None) == (steps is None):
+        raise InputError(f"epochs {epochs} and steps {steps}", expected="one of the two", fix="give one")
+    before = random_state()  # training has its own stream of random numbers and leaves the caller's alone
+    seed_everything(seed)
+    try:
+        return Descent(
+            task, data, validation, epochs=epochs, steps=steps, optim=optim or Optim(),
+            train=train or Train(), seed=seed, device=torch.device(device), store=store,
+            progress=progress or Progress(), callbacks=callbacks, train_measures=train_measures,
+        ).run()  # fmt: skip
+    finally:
+        restore_random_state(before)

@@ -1,0 +1,149 @@
+"""The run folder: the one place that training writes to and everything else reads from.
+
+    config.toml      everything needed to repeat the run
+    metrics.jsonl    one line a record
+    checkpoints/     see `quire.train.checkpoints`
+    log.txt          what happened and when
+
+One process writes to a run at a time; a lock that dies with its process sees to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from quire.errors import CheckpointError, InputError
+from quire.train.checkpoints import Checkpoint, list_checkpoints, newest_checkpoint, save_checkpoint
+from quire.train.files import folder_that_appears_whole, write_bytes
+from quire.train.toml import dump_toml
+
+CONFIG = "config.toml"
+METRICS = "metrics.jsonl"
+LOG = "log.txt"
+CHECKPOINTS = "checkpoints"
+
+
+class RunFolder:
+    """A run folder that is open for writing; a `Store` of the trainer.
+
+    `documents` (task and preparation) go into each checkpoint, so that one checkpoint is all that
+    is needed to use the model.
+    """
+
+    def __init__(self, path: Path, *, resuming: bool) -> None:
+        self.path = path
+        self.resuming = resuming
+        self.documents: dict[str, Any] = {}
+        self._lock = _lock(path)
+
+    @classmethod
+    def create(cls, path: Path, config: Mapping[str, Any], *, overwrite: bool = False) -> RunFolder:
+        """A new folder with its config, which appears whole; an existing one only with `overwrite`."""
+        check_free(path, overwrite=overwrite)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _lock(path).close()  # not while another process trains in it
+            shutil.rmtree(path)
+        with folder_that_appears_whole(path) as temporary:
+            (temporary / CONFIG).write_text(dump_toml(config), encoding="utf-8")
+            (temporary / METRICS).touch()
+            (temporary / LOG).touch()
+        return cls(path, resuming=False)
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """An existing run to go on with."""
+        read_config(path)
+        return cls(path, resuming=True)
+
+    def record(self, record: dict[str, Any]) -> None:
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def save(self, checkpoint: Checkpoint, *, keep: int) -> None:
+        whole = Checkpoint(checkpoint.step, checkpoint.tensors, {**checkpoint.documents, **self.documents})
+        save_checkpoint(self.path / CHECKPOINTS, whole, keep=keep)
+        self.log(f"saved step {checkpoint.step}")
+
+    def resume(self) -> Checkpoint | None:
+        if not self.resuming:
+            return None
+        history: list[dict[str, Any]] = []
+        checkpoint = None
+        if list_checkpoints(self.path / CHECKPOINTS):
+            checkpoint = newest_checkpoint(self.path / CHECKPOINTS)
+            history = checkpoint.documents["progress"]["history"]
+        # Records after the checkpoint belong to steps that will be taken again.
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in history)
+        write_bytes(self.path / METRICS, lines.encode())
+        self.log(f"resumed at step {checkpoint.step if checkpoint else 0}")
+        return checkpoint
+
+    def log(self, message: str) -> None:
+        stamp = datetime.now().astimezone().isoformat(timespec="seconds")
+        with (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.write(f"{stamp} {message}\n")
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that would lose something, before any work is done."""
+    if not path.exists():
+        return
+    if not path.is_dir() or ((path / CONFIG).exists() is False and any(path.iterdir())):
+        raise InputError(
+            f"--out {path} exists and is no run folder",
+            expected="a new folder, or an old run to replace",
+            fix="choose another folder",
+        )
+    if not overwrite:
+        raise InputError(
+            f"the run folder {path} exists already",
+            expected="a new folder",
+            fix="choose another --out, go on with --resume, or replace it with --overwrite",
+        )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config of a run, or a clear word that there is none."""
+    try:
+        config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        what = "is no run folder" if path.exists() else "does not exist"
+        raise InputError(
+            f"{path} {what}",
+            expected=f"a folder with {CONFIG}, made by 'quire train'",
+            fix="'quire runs' lists the runs that there are",
+        ) from None
+    except NotADirectoryError:
+        raise InputError(f"{path} is a file", expected="the folder of a run") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise CheckpointError(
+            f"{path / CONFIG} cannot be read: {problem}", expected="the file as it was written"
+        ) from None
+    if config.get("format") != 1:
+        raise CheckpointError(f"{path / CONFIG}: format {config.get('format')}", expected="format 1")
+    return config
+
+
+def _lock(path: Path) -> IO[str]:
+    file = (path / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise InputError(
+            f"{path} is being written by another process",
+            expected="a run that nobody else trains",
+            fix="wait for it to end, or stop it",
+        ) from None
+    return file

@@ -1,0 +1,128 @@
+"""The gradient of one step, exact over micro-batches.
+
+    loss = Σ_terms scale · Σ_micro sum / Σ_micro weight
+
+All micro-batches are weighed before the first backward, so each sum is scaled once by the weight of
+the whole batch and the gradients simply add up in the parameters' `.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from quire.data.batch import Batch
+from quire.errors import InputError
+from quire.train.task import Task, Weight
+
+Sums = dict[str, Tensor]
+Weights = dict[str, Weight]
+
+
+def add_weights(parts: Iterable[Mapping[str, Weight]]) -> Weights:
+    total: Weights = {}
+    for part in parts:
+        for name, weight in part.items():
+            total[name] = total[name] + weight if name in total else weight
+    return total
+
+
+def loss_factors(task: Task, weights: Mapping[str, Weight]) -> Weights:
+    """scale/weight of each term; 0 for a term that nothing in the batch contributes to."""
+    factors: Weights = {}
+    for name, weight in weights.items():
+        scale = task.scales.get(name, 1.0)
+        if isinstance(weight, Tensor):
+            factors[name] = torch.where(weight > 0, scale / weight, torch.zeros_like(weight, dtype=torch.float))
+        else:
+            factors[name] = scale / weight if weight else 0.0
+    return factors
+
+
+def combine(factors: Mapping[str, Weight], sums: Mapping[str, Tensor]) -> Tensor:
+    """The loss: Σ factor · sum."""
+    terms = iter(sums.items())
+    name, value = next(terms)
+    loss = value * factors[name]
+    for name, value in terms:
+        loss = loss + value * factors[name]
+    return loss
+
+
+def check_accumulation(task: Task, micro_batches: int) -> None:
+    """Refuse, before any work, what could not be exact."""
+    if micro_batches > 1 and task.couples_samples and type(task).represent is Task.represent:
+        raise InputError(
+            f"--train.micro_batches {micro_batches} with a loss that compares the samples of a batch",
+            expected="a task with `represent` and `coupled_terms`, so that the whole batch can be compared",
+            fix="set --train.micro_batches 1, or implement the two methods",
+        )
+
+
+class Gradients:
+    """Fills `.grad` for one player and returns the sums that were differentiated."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        autocast: Callable[[], AbstractContextManager[object]] | None = None,
+        explicit: bool = True,
+    ) -> None:
+        self.task = task
+        self.autocast = autocast or nullcontext
+        self.explicit = explicit
+        self.alone = len(task.players) == 1
+
+    def __call__(self, micro: list[Batch], factors: Mapping[str, Weight], player: str) -> Sums:
+        task = self.task
+        if task.couples_samples and len(micro) > 1:
+            return self._coupled(micro, factors)
+        total: Sums = {}
+        for batch in micro:
+            sums = task.explicit_gradients(batch, factors) if self.explicit else None
+            if sums is None:
+                self.explicit = False
+                with self.autocast():
+                    sums = task.terms(batch, player)
+                self._backward(combine(factors, sums), player)
+                sums = {name: value.detach() for name, value in sums.items()}
+            total = {name: total[name] + value for name, value in sums.items()} if total else sums
+        return total
+
+    def _backward(self, loss: Tensor, player: str) -> None:
+        if self.alone:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:  # other players' parameters are constants of this player's loss
+            inputs = list(self.task.player_parameters(player).values())
+            loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+
+    def _coupled(self, micro: list[Batch], factors: Mapping[str, Weight]) -> Sums:
+        """Representations of all parts first, then the loss of the whole batch and its gradient with
+        respect to them, then each part again with that gradient: memory of a part, gradient of the whole."""
+        task = self.task
+        states, parts = [], []
+        for batch in micro:
+            states.append(torch.get_rng_state())
+            with torch.no_grad(), self.autocast():
+                parts.append(task.represent(batch))
+        representations = torch.cat(parts).requires_grad_()
+        names = micro[0].fields
+        whole = Batch(
+            {name: torch.cat([b.fields[name] for b in micro]) for name in names},
+            torch.cat([b.rows for b in micro]),
+        )
+        sums = task.coupled_terms(representations, whole)
+        (gradient,) = torch.autograd.grad(combine(factors, sums), representations)
+        after = torch.get_rng_state()
+        pieces = gradient.split([len(part) for part in parts])
+        for batch, state, piece in zip(micro, states, pieces, strict=True):
+            torch.set_rng_state(state)  # the same dropout masks as in the first pass
+            with self.autocast():
+                again = task.represent(batch)
+            again.backward(piece)  # type: ignore[no-untyped-call]
+        torch.set_rng_state(after)
+        return {name: value.detach() for name, value in sums.items()}

@@ -1,0 +1,69 @@
+"""Parameters laid out flat, so that the optimiser, the guard and clipping are one call each.
+
+A group is a run of parameters of one player that share hyper-parameters. Their values become views
+into one buffer, their gradients views into another. For small models a step then costs one kernel
+instead of one per tensor: 12 µs against 32 µs for two dense layers on two cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import InputError
+
+
+class Group:
+    """Some parameters of a player in one buffer `flat`, with their gradients in `grad`."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, decays: bool, step_factor: float) -> None:
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
+        self.decays = decays
+        self.step_factor = step_factor
+        first = self.parameters[0]
+        size = sum(p.numel() for p in self.parameters)
+        self.flat = torch.empty(size, dtype=first.dtype, device=first.device)
+        self.grad = torch.zeros_like(self.flat)
+        views = zip(self.parameters, self.views(self.flat), self.views(self.grad), strict=True)
+        for parameter, value, gradient in views:
+            value.copy_(parameter.detach())
+            parameter.data = value
+            parameter.grad = gradient
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Slices of a buffer in the shapes of the parameters."""
+        pieces = flat.split([p.numel() for p in self.parameters])
+        return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.views(flat), strict=True))
+
+    def release(self) -> None:
+        """Give each parameter memory of its own again, so that nothing of the layout outlives training."""
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone()
+            parameter.grad = None
+
+
+def make_groups(
+    parameters: Mapping[str, nn.Parameter], *, decay_biases: bool, step_factors: Mapping[str, float]
+) -> list[Group]:
+    """Groups by type, device, decay and step factor; vectors (biases, norms) may be left undecayed."""
+    if not parameters:
+        raise InputError(
+            "a player without trainable parameters",
+            expected="at least one parameter with requires_grad=True",
+            fix="unfreeze a layer, or remove the player",
+        )
+    found: dict[tuple[object, ...], dict[str, nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        decays = decay_biases or parameter.ndim > 1
+        key = (parameter.dtype, parameter.device, decays, step_factors.get(name, 1.0))
+        found.setdefault(key, {})[name] = parameter
+    return [
+        Group(members, decays=bool(key[2]), step_factor=float(key[3]))  # type: ignore[arg-type]
+        for key, members in found.items()
+    ]

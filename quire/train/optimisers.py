@@ -1,0 +1,126 @@
+"""Optimisers over flat groups. The formulas stand in `quire.functional.optimise`; here PyTorch's
+fused kernels compute them, called directly because `torch.optim`'s own bookkeeping costs a small
+model more than the arithmetic does.
+
+`skip` is a float tensor of 1.0 (leave everything as it is) or 0.0, so that on a GPU a step can be
+withheld without asking the host.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.options import Optim
+from quire.train.groups import Group
+
+
+class Optimiser(ABC):
+    """Steps on groups; its state is saved by parameter name, independent of the flat layout."""
+
+    def __init__(self, groups: list[Group], options: Optim) -> None:
+        self.groups = groups
+        self.options = options
+
+    @abstractmethod
+    def step(self, lr: float, skip: Tensor | None = None) -> None:
+        """Move the parameters along their gradients."""
+
+    @abstractmethod
+    def buffers(self) -> dict[str, list[Tensor]]:
+        """Flat buffers by kind, one per group."""
+
+    @abstractmethod
+    def counts(self) -> list[Tensor]:
+        """Steps taken, one scalar per group."""
+
+    def state(self) -> dict[str, Tensor]:
+        state = {}
+        for kind, buffers in self.buffers().items():
+            for group, buffer in zip(self.groups, buffers, strict=True):
+                state |= {f"{kind}:{name}": view for name, view in group.named(buffer).items()}
+        for group, count in zip(self.groups, self.counts(), strict=True):
+            state[f"count:{group.names[0]}"] = count
+        return state
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        mine = self.state()
+        if mine.keys() != dict(state).keys():
+            odd = sorted(mine.keys() ^ dict(state).keys())
+            raise CheckpointError(
+                f"optimiser state that does not fit: {len(odd)} entries differ, first '{odd[0]}'",
+                expected="the state of the same model and optimiser",
+                fix="resume with the options that the run was started with",
+            )
+        for name, target in mine.items():
+            target.copy_(state[name])
+
+
+class Adam(Optimiser):
+    """m, v moving averages of g and g², bias-corrected; decay decoupled or as an L2 penalty."""
+
+    def __init__(self, groups: list[Group], options: Optim) -> None:
+        super().__init__(groups, options)
+        self.first = [torch.zeros_like(g.flat) for g in groups]
+        self.second = [torch.zeros_like(g.flat) for g in groups]
+        self.taken = [torch.zeros((), device=g.flat.device) for g in groups]
+        decoupled = options.decay == "decoupled"
+        self.kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+
+    def step(self, lr: float, skip: Tensor | None = None) -> None:
+        o = self.options
+        for group, m, v, taken in zip(self.groups, self.first, self.second, self.taken, strict=True):
+            taken += 1
+            self.kernel(
+                [group.flat], [group.grad], [m], [v], [], [taken],
+                lr=lr * group.step_factor, beta1=o.beta1, beta2=o.beta2, eps=o.eps,
+                weight_decay=o.weight_decay if group.decays else 0.0,
+                amsgrad=False, maximize=False, grad_scale=None, found_inf=skip,
+            )  # fmt: skip
+            if skip is not None:
+                taken -= skip
+
+    def buffers(self) -> dict[str, list[Tensor]]:
+        return {"first": self.first, "second": self.second}
+
+    def counts(self) -> list[Tensor]:
+        return self.taken
+
+
+class SGD(Optimiser):
+    """w ← w − ηu with u ← μu + g."""
+
+    def __init__(self, groups: list[Group], options: Optim) -> None:
+        super().__init__(groups, options)
+        self.velocity = [torch.zeros_like(g.flat) for g in groups] if options.momentum else []
+        self.taken = [torch.zeros((), device=g.flat.device) for g in groups]
+
+    def step(self, lr: float, skip: Tensor | None = None) -> None:
+        o = self.options
+        for i, group in enumerate(self.groups):
+            rate = lr * group.step_factor
+            decay = o.weight_decay if group.decays else 0.0
+            if decay and o.decay == "decoupled":
+                shrink = rate * decay if skip is None else rate * decay * (1 - skip)
+                group.flat.mul_(1 - shrink)
+                decay = 0.0
+            torch._fused_sgd_(
+                [group.flat], [group.grad], [self.velocity[i]] if o.momentum else [],
+                weight_decay=decay, momentum=o.momentum, lr=rate, dampening=0.0, nesterov=False,
+                maximize=False, is_first_step=False, grad_scale=None, found_inf=skip,
+            )  # fmt: skip
+            self.taken[i] += 1 if skip is None else 1 - skip
+
+    def buffers(self) -> dict[str, list[Tensor]]:
+        return {"velocity": self.velocity} if self.options.momentum else {}
+
+    def counts(self) -> list[Tensor]:
+        return self.taken
+
+
+def make_optimiser(groups: list[Group], options: Optim) -> Optimiser:
+    return {"adam": Adam, "sgd": SGD}[options.name](groups, options)

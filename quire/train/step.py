@@ -1,0 +1,166 @@
+"""One step of every player: weigh, differentiate, guard, clip, move.
+
+Nothing here knows what a player is; clipping, noise, precision and the guard work alike for all.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire.data.batch import Batch
+from quire.functional.regularise import gaussian_noise
+from quire.functional.schedules import step_size
+from quire.nn.noise import install, perturbed
+from quire.options import Optim, Train
+from quire.train.gradients import Gradients, Sums, Weights, add_weights, check_accumulation, loss_factors
+from quire.train.groups import make_groups
+from quire.train.guard import explain_non_finite
+from quire.train.optimisers import make_optimiser
+from quire.train.task import Task
+
+
+class Player:
+    """One player's parameters and its optimiser."""
+
+    def __init__(self, task: Task, name: str, options: Optim) -> None:
+        self.name = name
+        self.options = options
+        parameters = task.player_parameters(name)
+        factors = {key: task.step_factor(key) for key in parameters}
+        self.groups = make_groups(parameters, decay_biases=options.decay_biases, step_factors=factors)
+        self.optimiser = make_optimiser(self.groups, options)
+
+    def clear(self) -> None:
+        for group in self.groups:
+            group.grad.zero_()
+
+    def norm(self) -> Tensor:
+        if len(self.groups) == 1:
+            return torch.linalg.vector_norm(self.groups[0].grad)
+        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.grad) for g in self.groups]))
+
+    def regularise(self) -> None:
+        """The gradient of the L1 penalty, l1·sign(w)."""
+        if self.options.l1:
+            for group in self.groups:
+                group.grad.add_(group.flat.sign(), alpha=self.options.l1)
+
+    def clip(self, norm: Tensor) -> None:
+        """By value first, then g ← (γ/‖g‖)g where ‖g‖ > γ."""
+        limit, bound = self.options.clip_value, self.options.clip_norm
+        if limit is not None:
+            for group in self.groups:
+                group.grad.clamp_(-limit, limit)
+            norm = self.norm() if bound is not None else norm
+        if bound is not None:
+            factor = (bound / norm).clamp(max=1.0)
+            for group in self.groups:
+                group.grad.mul_(factor)
+
+    def penalty(self) -> float:
+        """What the penalties add to the loss that is optimised; decoupled decay is no penalty."""
+        o = self.options
+        total = 0.0
+        for group in self.groups:
+            if o.l1:
+                total += o.l1 * float(group.flat.abs().sum())
+            if o.weight_decay and o.decay == "l2" and group.decays:
+                total += 0.5 * o.weight_decay * float(group.flat.square().sum())
+        return total
+
+
+class Stepper:
+    """Takes steps; raises `NonFiniteError` instead of applying one that is not finite.
+
+    On the CPU every step is checked at once. On a GPU asking would stall the queue, so a flag stays
+    on the device: from the first bad step on, nothing is applied, and `settle` finds out which it was.
+    """
+
+    SETTLE_EVERY = 32
+
+    def __init__(self, task: Task, optim: Optim, train: Train, device: torch.device, total_steps: int) -> None:
+        check_accumulation(task, train.micro_batches)
+        self.task, self.optim, self.train = task, optim, train
+        self.total_steps = total_steps
+        self.players = [Player(task, name, optim) for name in task.players]
+        mixed = train.precision == "bfloat16"
+        autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16) if mixed else None
+        plain = not (mixed or train.compile or train.noise.activations)
+        self.gradients = Gradients(task, autocast=autocast, explicit=plain)
+        self.hooks = install(task, train.noise.activations) if train.noise.activations else None
+        if train.compile:
+            for module in task.children():
+                module.compile()
+        self.on_host = device.type == "cpu"
+        self.skip = None if self.on_host else torch.zeros((), device=device)
+        self.suspects: list[tuple[int, str, Batch, Tensor]] = []
+        self.last_norm: float | Tensor = math.nan
+        constant = optim.schedule.name == "constant" and not optim.schedule.warmup
+        self.constant_lr = optim.lr if constant else None
+
+    def lr(self, step: int) -> float:
+        if self.constant_lr is not None:
+            return self.constant_lr
+        return step_size(self.optim.schedule, self.optim.lr, step, self.total_steps)
+
+    def step(self, batch: Batch, number: int) -> tuple[Sums, Weights]:
+        """Step `number` (counted from 0) on `batch`; returns what was differentiated."""
+        task, train = self.task, self.train
+        if train.noise.inputs:
+            batch = batch.replace(inputs=gaussian_noise(batch.inputs, train.noise.inputs))
+        micro = [batch] if train.micro_batches == 1 else batch.split(train.micro_batches)
+        weights = task.weigh(batch) if len(micro) == 1 else add_weights(task.weigh(part) for part in micro)
+        factors = loss_factors(task, weights)
+        shown: Sums = {}
+        for player in self.players:
+            player.clear()
+            noise = train.noise.weights
+            flats = [group.flat for group in player.groups]
+            with perturbed(flats, noise) if noise else nullcontext():
+                sums = self.gradients(micro, factors, player.name)
+            player.regularise()
+            norm = player.norm()
+            self._guard(norm, sums, batch, number, player)
+            player.clip(norm)
+            player.optimiser.step(self.lr(number), self.skip)
+            shown = {**shown, **sums} if shown else sums
+        return shown, weights
+
+    def _guard(self, norm: Tensor, sums: Sums, batch: Batch, number: int, player: Player) -> None:
+        if self.on_host:
+            self.last_norm = norm.item()
+            if not (math.isfinite(self.last_norm) and all(math.isfinite(s) for s in sums.values())):
+                raise explain_non_finite(self.task, batch, number, player.name)
+            return
+        assert self.skip is not None
+        self.last_norm = norm
+        check = norm + torch.stack([s.float() for s in sums.values()]).sum()
+        bad = (~torch.isfinite(check)).float()
+        torch.maximum(self.skip, bad, out=self.skip)
+        self.suspects.append((number, player.name, batch, bad))
+        if len(self.suspects) >= self.SETTLE_EVERY:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the device and raise if any step since the last call was not finite."""
+        suspects, self.suspects = self.suspects, []
+        if suspects and self.skip is not None and self.skip.item():
+            first = next(s for s in suspects if s[3].item())
+            # Nothing was applied since, so computing that batch's gradient again shows the same state.
+            number, name, batch, _ = first
+            player = next(p for p in self.players if p.name == name)
+            player.clear()
+            self.gradients([batch], loss_factors(self.task, self.task.weigh(batch)), name)
+            raise explain_non_finite(self.task, batch, number, name)
+
+    def close(self) -> None:
+        if self.hooks is not None:
+            self.hooks.remove()
+        for player in self.players:
+            for group in player.groups:
+                group.release()

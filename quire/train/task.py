@@ -1,0 +1,120 @@
+"""The contract between a task and the trainer.
+
+A task joins a model to an objective. It gives its loss as named *terms*, each a sum over samples
+with a weight beside it, never a mean:
+
+    loss of a step = Σ_terms scale · Σ_batches sum / Σ_batches weight
+
+Weights depend on the batch alone, so all micro-batches of a step are weighed before the first
+backward; accumulation, padding and ignored targets are exact by construction.
+
+Measures are additive too: `tally` maps a batch to tensors that add up over batches, and `measures`
+turns their sum into numbers, so a split of any size needs no more memory than one batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from quire.data.batch import Batch, Data
+from quire.errors import InputError
+from quire.registry import Registry
+
+Weight = float | Tensor
+
+TASKS: Registry[type[Task]] = Registry("task")
+
+
+class Task(nn.Module, ABC):
+    """A model with its objective, its measures and its predictions."""
+
+    players: ClassVar[tuple[str, ...]] = ("model",)
+    """Who takes steps, in this order, in each step. A classifier has one, a GAN two."""
+
+    couples_samples: ClassVar[bool] = False
+    """True where the loss of a sample depends on the others of its batch (InfoNCE). Such a task
+    implements `represent` and `coupled_terms`, or accumulation is refused."""
+
+    scales: Mapping[str, float] = {}
+    """Factors of the terms; 1 where none is given."""
+
+    higher_is_better: ClassVar[frozenset[str]] = frozenset({"accuracy", "f1", "r2"})
+
+    def player_parameters(self, player: str) -> dict[str, nn.Parameter]:
+        """The parameters that `player` steps on, by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def step_factor(self, name: str) -> float:
+        """Factor of the step size of one parameter, for parts that should move more slowly."""
+        return 1.0
+
+    @abstractmethod
+    def weigh(self, batch: Batch) -> dict[str, Weight]:
+        """The weight of each term in this batch, counted before anything is computed."""
+
+    @abstractmethod
+    def terms(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
+        """The differentiable sum of each term, under the names of `weigh`."""
+
+    def represent(self, batch: Batch) -> Tensor:
+        """What the samples of a coupled loss are compared by, (B, …)."""
+        raise NotImplementedError
+
+    def coupled_terms(self, representations: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The terms of a coupled loss from the representations of the whole batch."""
+        raise NotImplementedError
+
+    def explicit_gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor] | None:
+        """Add the gradient of Σ factor·term to each parameter's ``.grad`` without autograd and return
+        the sums, or return None to leave it to autograd. For models small enough that autograd's
+        bookkeeping, not arithmetic, is what a step costs."""
+        return None
+
+    @torch.no_grad()
+    def tally(self, batch: Batch) -> dict[str, Tensor]:
+        """Statistics of the measures that add up over batches."""
+        return {}
+
+    @torch.no_grad()
+    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Terms of every player and tallies of one batch; a task that can share work overrides it."""
+        sums: dict[str, Tensor] = {}
+        for player in self.players:
+            sums |= self.terms(batch, player)
+        return sums, self.tally(batch)
+
+    def measures(self, tallies: Mapping[str, Tensor]) -> dict[str, float]:
+        """The measures from the sum of the tallies."""
+        return {}
+
+    def loss_each(self, batch: Batch) -> dict[str, Tensor]:
+        """The loss of each row, by which the largest mistakes are found; nothing where a loss has no rows."""
+        return {}
+
+    def finish(self, data: Data, validation: Data | None) -> None:
+        """Called once after training, with the weights that are kept: estimate what descent does not."""
+
+    @abstractmethod
+    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+        """Predictions as named columns of B rows; which modes exist is the task's to say."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """Everything needed to build this task again, as plain JSON values (no weights)."""
+
+    @classmethod
+    @abstractmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Task:
+        """Build the task that `spec` describes; weights are loaded afterwards."""
+
+
+def build_task(spec: Mapping[str, Any]) -> Task:
+    """The task of a saved description; the name resolves in the closed registry of tasks."""
+    if not isinstance(spec.get("task"), str):
+        raise InputError("a task description without its name", expected='an entry "task": NAME')
+    return TASKS[spec["task"]].from_spec(spec)
