@@ -13,11 +13,11 @@ import torch
 from quire.data.preparation import Preparation
 from quire.errors import CheckpointError, InputError
 from quire.options import Table
+from quire.tasks.loading import Trained, load_trained
 from quire.tasks.predictions import prediction_columns
-from quire.train.checkpoints import Checkpoint, newest_checkpoint
 from quire.train.evaluate import evaluate
-from quire.train.folder import CHECKPOINTS, read_config
-from quire.train.task import Task, build_task
+from quire.train.folder import read_config
+from quire.train.task import Task
 
 BATCH = 4096
 
@@ -35,29 +35,22 @@ class Run:
         self.config = read_config(path)
 
     @cached_property
-    def checkpoint(self) -> Checkpoint:
-        return newest_checkpoint(self.path / CHECKPOINTS)
+    def trained(self) -> Trained:
+        return load_trained(self.path)
 
     @cached_property
     def task(self) -> Task:
-        """The task with the weights that training ended with, or the best so far of an unfinished run."""
-        import quire.tasks  # noqa: F401  fills the registry that names resolve in
+        return self.trained.task.to(self.device)
 
-        task = build_task(self.checkpoint.documents["task"])
-        tensors = self.checkpoint.tensors
-        weights = tensors.get("final") or tensors.get("best") or tensors["weights"]
-        task.load_state_dict(dict(weights))
-        return task.to(self.device).eval()
-
-    @cached_property
+    @property
     def preparation(self) -> Preparation:
-        return Preparation.from_json(self.checkpoint.documents["preparation"])
+        return self.trained.preparation
 
     @property
     def result(self) -> dict[str, Any] | None:
         """The final result, None for a run that has not ended."""
         try:
-            return json.loads((self.path / "result.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+            return json.loads((self.path / "result.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
 
@@ -106,7 +99,7 @@ class Run:
     def _table_options(self) -> Table:
         from quire.options import from_dict
 
-        return from_dict(Table, self.config["options"].get("table", {}))  # type: ignore[no-any-return]
+        return from_dict(Table, self.config["options"].get("table", {}))
 
     @torch.no_grad()
     def predict(self, path: Path | str, *, mode: str = "mode", level: float = 0.9, seed: int = 0) -> pa.Table:
@@ -138,7 +131,7 @@ def list_runs(folder: Path | str = "runs") -> list[dict[str, Any]]:
     folder = Path(folder)
     if not folder.is_dir():
         return []
-    rows = []
+    rows: list[dict[str, Any]] = []
     for path in sorted(folder.iterdir()):
         if not (path / "config.toml").is_file():
             continue

@@ -42,7 +42,8 @@ class Elman:
         activation = as_activation(self.activation)
         if activation.name in ("softmax", "log_softmax", "softmin"):
             raise InputError(
-                f"activation '{activation.name}'", expected="an element-wise activation such as tanh"
+                f"activation '{activation.name}' in a recurrent net",
+                expected="an element-wise activation such as tanh",
             )
 
     def run(self, x: Tensor, h0: Tensor | None = None) -> Trajectory:

@@ -48,7 +48,10 @@ class FunctionCost:
         return self.function(output, target)
 
     def gradient(self, output: Tensor, target: Tensor) -> Tensor:
-        return torch.func.grad(self.function)(output, target)
+        # Not torch.func.grad, whose first call loads the compiler and takes seconds.
+        leaf = output.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.function(leaf, target), leaf)[0]
 
 
 class QuadraticCost:
@@ -276,8 +279,9 @@ def as_activation(activation: ActivationLike) -> Activation:
     function = activation
 
     def pull_back(a: Tensor, gradient: Tensor) -> Tensor:
-        product: Tensor = torch.func.vjp(function, a)[1](gradient)[0]
-        return product
+        leaf = a.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(function(leaf), leaf, gradient)[0]
 
     def derivative(a: Tensor) -> Tensor:
         return pull_back(a, torch.ones_like(a))

@@ -25,9 +25,11 @@ def plain(value: Any) -> Any:
 
 
 def number(value: object) -> str:
-    """Four digits are what a person reads."""
+    """A value as a person reads it: four digits of a number, a list without brackets."""
     if value is None:
         return "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(number(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -32,9 +32,10 @@ def load_prepared(
         inputs.append(column)
     preparation = replace(loaded.preparation, inputs=tuple(inputs))
     prepared = preparation.transform(table, need_target=True)
-    parts = {
-        name: prepared.data.subset(loaded.rows[name]) if len(loaded.rows[name]) else None
-        for name in loaded.rows
-    }
+    train, validation, test = (
+        prepared.data.subset(loaded.rows[name]) if len(loaded.rows[name]) else None
+        for name in ("train", "validation", "test")
+    )
+    assert train is not None
     preparation = replace(preparation, warnings=(*preparation.warnings, *prepared.notes))
-    return replace(loaded, preparation=preparation, **parts)
+    return replace(loaded, preparation=preparation, train=train, validation=validation, test=test)

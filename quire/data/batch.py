@@ -51,11 +51,12 @@ class Batch:
 
 
 class Data(Protocol):
-    """What the trainer needs of a data set. `rows` are row numbers, in the order wanted."""
+    """What the trainer needs of a data set."""
 
     def __len__(self) -> int: ...
 
-    def batches(self, rows: Tensor, batch_size: int) -> Iterator[Batch]: ...
+    def batches(self, rows: Tensor, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of the row numbers `rows`, in that order, without the first `start` batches."""
 
 
 class TensorData:
@@ -98,14 +99,21 @@ class TensorData:
     def subset(self, rows: Tensor) -> TensorData:
         return TensorData(dict(self.take(rows).fields))
 
-    def batches(self, rows: Tensor, batch_size: int) -> Iterator[Batch]:
+    def batches(self, rows: Tensor, batch_size: int, start: int = 0) -> Iterator[Batch]:
         bytes_per_row = sum(value[:1].nbytes for value in self.fields.values()) or 1
         batches_at_once = max(1, GATHER_BYTES // (bytes_per_row * batch_size))
         for chunk in torch.split(rows, batches_at_once * batch_size):
+            parts = torch.split(chunk, batch_size)
+            if start >= len(parts):
+                start -= len(parts)
+                continue
+            # The chunk is gathered whole even if some of it is skipped: a batch then lies at the same
+            # alignment in memory as without skipping, and its products round alike.
             gathered = self.take(chunk)
             pieces = {name: torch.split(value, batch_size) for name, value in gathered.fields.items()}
-            for i, part in enumerate(torch.split(chunk, batch_size)):
-                yield Batch({name: pieces[name][i] for name in pieces}, part)
+            for i in range(start, len(parts)):
+                yield Batch({name: pieces[name][i] for name in pieces}, parts[i])
+            start = 0
 
 
 def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:

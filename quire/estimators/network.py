@@ -184,7 +184,7 @@ def train_network(
             f"{type(estimator).__name__} still improved after max_iter={estimator.max_iter} epochs. Raise "
             "max_iter to train on, or set n_iter_no_change=max_iter to train for exactly that many.",
             ConvergenceWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     curves: dict[str, list[float]] = {"train": [], "validation": []}
     for record in result.history:

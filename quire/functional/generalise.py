@@ -233,14 +233,14 @@ def polynomial_features(x: Tensor, degree: int, bias: bool = True) -> Tensor:
             expected="a degree >= 0 of inputs (N,) or (N, D)",
         )
     columns = x.unsqueeze(1) if x.dim() == 1 else x
-    monomials: dict[tuple[int, ...], Tensor] = {(): columns.new_ones(len(columns))}
+    monomials: dict[tuple[int, ...], Tensor] = {(): columns.new_ones(columns.shape[0])}
     for total in range(1, degree + 1):
         for inputs in combinations_with_replacement(range(columns.shape[1]), total):
             monomials[inputs] = monomials[inputs[:-1]] * columns[:, inputs[-1]]
     if not bias:
         del monomials[()]
     if not monomials:
-        return columns.new_empty(len(columns), 0)
+        return columns.new_empty(columns.shape[0], 0)
     return torch.stack(list(monomials.values()), 1)
 
 

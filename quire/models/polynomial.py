@@ -67,7 +67,8 @@ class PolynomialModel(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """(B, F), uncorrelated with unit variance over the training rows."""
         powers = polynomial_features(x.double(), self.config.degree, bias=False)
-        return ((powers - self.center) @ self.whiten.T).to(self.head.weight.dtype)
+        white = (powers - self.center.double()) @ self.whiten.double().T
+        return white.to(self.head.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x.flatten(1)))

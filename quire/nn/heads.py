@@ -160,16 +160,11 @@ class Bernoulli(Head):
     name = "bernoulli"
 
     def loss_each(self, raw: Tensor, target: Tensor) -> Tensor:
-        return rowwise(self._losses(raw, target))
-
-    def _losses(self, raw: Tensor, target: Tensor) -> Tensor:
         target = align(self, raw, target)
         logits = full_precision(raw)
         counted = target != IGNORE
-        losses = F.binary_cross_entropy_with_logits(
-            logits, (target * counted).to(logits.dtype), reduction="none"
-        )
-        return losses * counted
+        wanted = (target * counted).to(logits.dtype)
+        return rowwise(losses.binary_cross_entropy_with_logits(logits, wanted, reduction="none") * counted)
 
     def weigh(self, target: Tensor) -> Weight:
         return (target != IGNORE).sum()

@@ -86,6 +86,8 @@ class Recipe:
     name: str
     summary: str
     expected: Expectation
+    targets: Literal["classes", "two classes", "values", "any", "several"]
+    """What --target may be."""
     options: type[RunOptions]
     build: Callable[[Any], Plan]
     """From options to everything a run needs: task, data, preparation, training options."""
@@ -95,12 +97,17 @@ RECIPES: Registry[Recipe] = Registry("recipe")
 
 
 def recipe(
-    name: str, *, summary: str, expected: Expectation, options: type[RunOptions]
+    name: str,
+    *,
+    summary: str,
+    expected: Expectation,
+    targets: Literal["classes", "two classes", "values", "any", "several"],
+    options: type[RunOptions],
 ) -> Callable[[Callable[[Any], Plan]], Callable[[Any], Plan]]:
     """Register the decorated function, which turns options into a `Plan`."""
 
     def add(build: Callable[[Any], Plan]) -> Callable[[Any], Plan]:
-        RECIPES.register(name)(Recipe(name, summary, expected, options, build))
+        RECIPES.register(name)(Recipe(name, summary, expected, targets, options, build))
         return build
 
     return add

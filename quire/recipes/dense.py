@@ -74,6 +74,7 @@ class HeteroscedasticOptions(RunOptions):
     "linear",
     summary="Linear regression by gradient descent; reaches the least-squares solution",
     expected=Expectation("gap_to_least_squares", at_most=1e-4),
+    targets="values",
     options=ConvexOptions,
 )
 def linear(options: ConvexOptions) -> Plan:
@@ -116,6 +117,7 @@ def _least_squares(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
     "logistic",
     summary="Logistic regression by gradient descent; reaches the optimum of the penalised likelihood",
     expected=Expectation("gap_to_optimum", at_most=1e-4),
+    targets="two classes",
     options=LogisticOptions,
 )
 def logistic(options: LogisticOptions) -> Plan:
@@ -151,6 +153,7 @@ def logistic(options: LogisticOptions) -> Plan:
     "softmax",
     summary="Softmax regression: one linear layer, many classes",
     expected=Expectation("accuracy", at_least=0.94),
+    targets="classes",
     options=SoftmaxOptions,
 )
 def softmax(options: SoftmaxOptions) -> Plan:
@@ -161,6 +164,7 @@ def softmax(options: SoftmaxOptions) -> Plan:
     "mlp",
     summary="Dense network for classes or values, as the target is",
     expected=Expectation("accuracy", at_least=0.97),
+    targets="any",
     options=MLPOptions,
 )
 def mlp(options: MLPOptions) -> Plan:
@@ -171,6 +175,7 @@ def mlp(options: MLPOptions) -> Plan:
     "heteroscedastic",
     summary="Regression with noise that depends on the input: calibrated 90% intervals",
     expected=Expectation("coverage", at_least=0.87, at_most=0.93),
+    targets="values",
     options=HeteroscedasticOptions,
 )
 def heteroscedastic(options: HeteroscedasticOptions) -> Plan:

@@ -40,6 +40,7 @@ class PolynomialOptions(RunOptions):
     "polynomial",
     summary="Polynomial regression; degree by K-fold, with the bias-variance picture",
     expected=Expectation("rmse", at_most=0.25),
+    targets="values",
     options=PolynomialOptions,
 )
 def polynomial(options: PolynomialOptions) -> Plan:

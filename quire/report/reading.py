@@ -120,6 +120,18 @@ def label(value: object) -> str:
     return str(value)
 
 
+# What is taken apart later; a wrong shape is found here, where the file can be named.
+_SHAPES: dict[str, tuple[type, Any]] = {
+    "measures": (dict, dict | None),
+    "rows": (dict, int | None),
+    "expected": (dict, object),
+    "layers": (list, dict),
+    "targets": (list, dict),
+    "features": (list, object),
+    "warnings": (list, object),
+}
+
+
 def read_run(folder: Path) -> Run:
     """Read all but the predictions; they may be large, and `read_predictions` takes a target at a time."""
     folder = Path(folder)
@@ -176,6 +188,13 @@ def _read_result(path: Path) -> dict[str, Any] | None:
     if not isinstance(result, dict):
         raise _damaged(path, f"it holds a {type(result).__name__}, not an object")
     _check_format(path, result)
+    for name, (kind, entry_kind) in _SHAPES.items():
+        value = result.get(name)
+        if value is None:
+            continue
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if not isinstance(value, kind) or not all(isinstance(entry, entry_kind) for entry in entries):
+            raise _damaged(path, f"'{name}' has another shape than Quire writes")
     return result
 
 

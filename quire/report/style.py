@@ -99,7 +99,7 @@ def _to_ink(artist: Artist) -> None:
 
 def _in_tags(svg: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> str:
     """Replace inside tags only: the same characters in a label are the user's text."""
-    return re.sub(pattern, replacement, svg)
+    return _TAG.sub(lambda tag: re.sub(pattern, replacement, tag[0]), svg)
 
 
 def to_svg(fig: Figure) -> str:

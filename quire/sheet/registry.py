@@ -1,4 +1,4 @@
-"""The sheet: each formula as an entry, tied to public code and to a proof that can fail.
+r"""The sheet: each formula as an entry, tied to public code and to a proof that can fail.
 
 An entry is registered by decorating its proof:
 
@@ -134,7 +134,8 @@ def locate(item: Callable[..., Any]) -> str:
 
 def gap(actual: Any, expected: Any) -> float:
     """Largest difference, relative where the expected value is above 1; NaN or shape mismatch is infinite."""
-    a, b = torch.as_tensor(actual), torch.as_tensor(expected)
+    # Python numbers are float64 already; torch would make float32 of them.
+    a, b = (v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=torch.float64) for v in (actual, expected))
     if a.shape != b.shape:
         return math.inf
     if a.numel() == 0:

@@ -184,7 +184,7 @@ class Descent:
         epoch, offset = divmod(self.step, self.steps_per_epoch)
         order = epoch_order(len(self.data), self.seed, epoch, shuffle=self.train.shuffle)
         every = self.train.checkpoint_every
-        for batch in self.data.batches(order[offset * self.batch_size :], self.batch_size):
+        for batch in self.data.batches(order, self.batch_size, start=offset):
             self.running.add(*self.stepper.step(self._on_device(batch), self.step))
             self.step += 1
             if self.average is not None:

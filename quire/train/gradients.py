@@ -95,10 +95,10 @@ class Gradients:
 
     def _backward(self, loss: Tensor, player: str) -> None:
         if self.alone:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         else:  # other players' parameters are constants of this player's loss
             inputs = list(self.task.player_parameters(player).values())
-            loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+            loss.backward(inputs=inputs)
 
     def _coupled(self, micro: list[Batch], factors: Mapping[str, Weight]) -> Sums:
         """Representations of all parts first, then the loss of the whole batch and its gradient with
@@ -123,6 +123,6 @@ class Gradients:
             torch.set_rng_state(state)  # the same dropout masks as in the first pass
             with self.autocast():
                 again = task.represent(batch)
-            again.backward(piece)  # type: ignore[no-untyped-call]
+            again.backward(piece)
         torch.set_rng_state(after)
         return {name: value.detach() for name, value in sums.items()}

@@ -39,7 +39,7 @@ class Optimiser(ABC):
         """Steps taken, one scalar per group."""
 
     def state(self) -> dict[str, Tensor]:
-        state = {}
+        state: dict[str, Tensor] = {}
         for kind, buffers in self.buffers().items():
             for group, buffer in zip(self.groups, buffers, strict=True):
                 state |= {f"{kind}:{name}": view for name, view in group.named(buffer).items()}

@@ -106,7 +106,7 @@ def test_layers_run_downwards_and_the_picture_shows_every_label() -> None:
 
 
 def test_errors_say_what_to_do() -> None:
-    with pytest.raises(InputError, match="returned a tuple(.|\n)*fix: wrap it"):
+    with pytest.raises(InputError, match=r"returned a tuple(.|\n)*fix: wrap it"):
         computational_graph(lambda x: (x, x), torch.ones(1))
     with pytest.raises(InputError, match="2 names for 1 inputs"):
         computational_graph(torch.sin, torch.ones(1), names=("a", "b"))

@@ -82,7 +82,7 @@ def test_rare_class_is_trained_on() -> None:
 
 def test_several_targets() -> None:
     data = load_table("iris", targets=["species", "petal width (cm)"])
-    assert data.train.target.shape == (104, 2)
+    assert data.train.target.shape == (106, 2)
     assert data.train.target.dtype == torch.float32
     assert [target.kind for target in data.preparation.targets] == ["classification", "regression"]
     values = [data.table.row(int(row))["petal width (cm)"] for row in data.rows["train"]]
@@ -107,9 +107,7 @@ def test_many_rows_and_columns_are_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.test.target, long["y"][data.rows["test"]], rtol=1e-6)
 
 
-@pytest.mark.skipif(
-    not SHARED.is_dir(), reason="the shared tables are not here; built-in sets are tested above"
-)
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not here")
 def test_real_tables() -> None:
     titanic = load_table(SHARED / "titanic.csv", targets="survived")
     assert titanic.preparation.target.classes == [0, 1]

@@ -225,6 +225,9 @@ def test_without_header_columns_are_matched_by_position(tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
     path.write_text("\n".join(line[2:] for line in text.splitlines()))
     assert torch.equal(preparation.transform(preparation.read(path)).data.inputs, first)
+    # With the last column dropped, names such as "column 2" exist in both files and mean other columns.
+    dropped = Preparation.fit(table, 1, Options(drop=("column 4",)))
+    assert torch.equal(dropped.transform(dropped.read(path)).data.inputs, first[:, :2])
     path.write_text("1,2\n")
     with pytest.raises(DataError) as caught:
         preparation.transform(preparation.read(path))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.data import split_rows
@@ -16,6 +16,7 @@ from quire.errors import InputError
     test=st.sampled_from([0.0, 0.05, 0.15, 0.4]),
     seed=st.integers(0, 2**31),
 )
+@example(counts=[8, 1], validation=0.0, test=0.4, seed=0)  # the remainder would go to the lone row
 def test_stratified_parts(counts: list[int], validation: float, test: float, seed: int) -> None:
     classes = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed + 1))]

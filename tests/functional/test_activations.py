@@ -154,3 +154,9 @@ def test_messages():
         ACTIVATIONS["sigmod"]
     with pytest.raises(InputError, match=r"element-wise derivative of softmax[\s\S]*pull_back"):
         ACTIVATIONS["softmax"].derivative(torch.zeros(3))
+
+
+@pytest.mark.parametrize("value", [21.0, 25.0, 30.0])
+def test_softplus_keeps_its_float64_digits_above_pytorchs_threshold(value):
+    excess = A.softplus(torch.tensor(value, dtype=torch.float64)).item() - value
+    assert excess == pytest.approx(math.log1p(math.exp(-value)), rel=0.05)

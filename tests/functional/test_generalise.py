@@ -179,6 +179,23 @@ def test_degree_curve_finds_the_cubic_and_is_repeatable() -> None:
     assert torch.equal(first.validation, second.validation)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_the_gpu() -> None:
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64, device="cuda")
+    y = x**3 - x
+    assert generalise.degree_curve(x, y, [1, 2, 3]).best == 3
+    result = generalise.bias_variance(
+        lambda a, b: generalise.fit_polynomial(a, b, 1),
+        generalise.resample_rows(x, y),
+        x,
+        y,
+        resamples=10,
+        generator=torch.Generator("cuda").manual_seed(0),
+    )
+    assert abs(result.residual) < 1e-12
+
+
 def test_messages() -> None:
     with pytest.raises(InputError, match="7 folds of 5 rows\n  expected: at least 2 folds"):
         generalise.k_fold(5, 7)

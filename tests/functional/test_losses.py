@@ -185,6 +185,18 @@ def test_solved_by_hand():
     assert L.info_nce(same, same, temperature=1.0).item() == pytest.approx(expected)
 
 
+def test_info_nce_compares_directions_not_lengths():
+    query, key = torch.randn(2, 6, 4, dtype=torch.float64)
+    rows = []
+    for i in range(6):
+        scores = torch.stack([F.cosine_similarity(query[i], key[j], dim=0) for j in range(6)]) / 0.3
+        rows.append(scores.logsumexp(0) - scores[i])
+    expected = torch.stack(rows)
+    lengths = torch.rand(2, 6, 1, dtype=torch.float64) * 9 + 0.5
+    found = L.info_nce(lengths[0] * query, lengths[1] * key, temperature=0.3, reduction="none")
+    torch.testing.assert_close(found, expected)
+
+
 def test_quadratic_cost_of_vectors_and_images():
     p, t = torch.randn(6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
     torch.testing.assert_close(L.quadratic_cost(p, t), (p - t).square().mean() / 2)

@@ -243,7 +243,7 @@ def full_joint(tables, sizes):
         value = 1.0
         for i in range(len(sizes)):
             parents, table = tables[f"v{i}"]
-            value *= table[tuple(state[int(parent[1:])] for parent in parents) + (state[i],)].item()
+            value *= table[(*(state[int(parent[1:])] for parent in parents), state[i])].item()
         joint[state] = value
     return joint
 

@@ -294,6 +294,18 @@ def test_semi_supervised_learning_uses_unlabelled_rows() -> None:
     assert not torch.allclose(gradient[:2], 2.0 * 2 * (z - x)[:2] / 12)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_the_gpu() -> None:
+    generator, x = torch.Generator("cuda").manual_seed(0), torch.ones(1000, device="cuda")
+    assert set(regularise.dropout(x, 0.5, True, generator).tolist()) == {0.0, 2.0}
+    assert regularise.gaussian_noise(x, 0.1, generator).device.type == "cuda"
+    assert (regularise.random_mask((5, 8), 0.5, generator, "cuda").sum(1) == 4).all()
+    with perturbed([x], 0.1, generator):
+        assert not (x == 1).all()
+    assert (x == 1).all()
+
+
 # Messages -------------------------------------------------------------------------------------
 
 

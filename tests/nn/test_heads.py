@@ -186,6 +186,17 @@ def test_bernoulli_measures_are_scikit_learns_for_each_label() -> None:
     assert got["accuracy"] == pytest.approx((predicted == target).double().mean().item())
 
 
+def test_ignored_labels_do_not_count() -> None:
+    head, raw = Bernoulli(2), torch.randn(5, 2)
+    target = torch.tensor([[0, 1], [1, IGNORE], [IGNORE, IGNORE], [1, 1], [0, 0]])
+    kept = target != IGNORE
+    wanted = nn.functional.binary_cross_entropy_with_logits(raw[kept], target[kept].float())
+    torch.testing.assert_close(head.loss_sum(raw, target) / head.weigh(target), wanted)
+    assert head.loss_each(raw, target)[2] == 0
+    right = ((raw > 0) == target)[kept].double().mean().item()
+    assert head.measures(head.tally(raw, target))["accuracy"] == pytest.approx(right)
+
+
 def test_bernoulli_interval_holds_both_answers_when_unsure() -> None:
     raw = torch.logit(torch.tensor([[0.97], [0.6], [0.02]]))
     answer = Bernoulli(1).predict(raw, "interval", level=0.9)

@@ -165,8 +165,7 @@ def test_a_hundred_classes(tmp_path: Path) -> None:
     assert sum(text.startswith("species") for text in page.of("text")) <= 2 * 15
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7])
-@pytest.mark.parametrize("value", [0.0, 7.25, -1e-12, 1e12])
+@pytest.mark.parametrize(("rows", "value"), [(1, 0.0), (2, 7.25), (7, -1e-12), (1, 1e12)])
 def test_constant_predictions_of_few_rows(tmp_path: Path, rows: int, value: float) -> None:
     folder = folders.regressor(tmp_path / "run")
     same = [value] * rows
@@ -175,6 +174,13 @@ def test_constant_predictions_of_few_rows(tmp_path: Path, rows: int, value: floa
     folders.predictions(folder, {**columns, "low": same, "high": same}, b"0.9")
     page = report(folder)
     assert any(f"{rows} of {rows} truths lie within" in text for text in page.of("figcaption"))
+
+
+def test_errors_that_differ_by_rounding_alone(tmp_path: Path) -> None:
+    folder = folders.regressor(tmp_path / "run")
+    columns = {"row": [1, 2, 3], "truth": [0.0] * 3, "prediction": [5.0, 5.0, float(np.nextafter(5.0, 6.0))]}
+    folders.predictions(folder, columns)
+    assert "Mean 5, standard deviation" in report(folder).text
 
 
 def test_constant_class_and_one_row(tmp_path: Path) -> None:
@@ -278,6 +284,21 @@ def test_a_failure_leaves_the_old_report(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is no run folder"):
         quire.report.write(tmp_path)
     assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_report_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folders.classifier(tmp_path / "run")
+    before = quire.report.write(folder).read_bytes()
+    folders.result(folder, parameters=1)
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        quire.report.write(folder)
+    assert (folder / "report.html").read_bytes() == before
+    assert not [name for name in os.listdir(folder) if name.startswith(".")]
 
 
 def test_a_validation_report_where_there_is_no_test_split(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_stability_is_strict_at_both_ends() -> None:
 
 
 def test_errors_say_what_is_expected() -> None:
-    with pytest.raises(InputError, match="an eigenvalue of -1(.|\n)*positive"):
+    with pytest.raises(InputError, match=r"an eigenvalue of -1(.|\n)*positive"):
         quadratic.condition_number(torch.tensor([-1.0, 2.0]))
     with pytest.raises(InputError, match=r"shape \(2, 3\) for 3 parameters"):
         QuadraticModel(torch.zeros(2, 3), torch.zeros(3))

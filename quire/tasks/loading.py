@@ -1,0 +1,29 @@
+"""The trained task of a run folder, with the preparation of its inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from quire.data.preparation import Preparation
+from quire.train.checkpoints import newest_checkpoint
+from quire.train.folder import CHECKPOINTS
+from quire.train.task import Task, build_task
+
+
+class Trained(NamedTuple):
+    task: Task
+    preparation: Preparation
+    step: int
+
+
+def load_trained(run: Path) -> Trained:
+    """The newest checkpoint that verifies, with the weights that training ended with, or the best so
+    far of an unfinished run."""
+    checkpoint = newest_checkpoint(run / CHECKPOINTS)
+    task = build_task(checkpoint.documents["task"])
+    tensors = checkpoint.tensors
+    weights = tensors.get("final") or tensors.get("best") or tensors["weights"]
+    task.load_state_dict(dict(weights))
+    preparation = Preparation.from_json(checkpoint.documents["preparation"])
+    return Trained(task.eval(), preparation, checkpoint.step)

@@ -1,0 +1,91 @@
+"""Every entry of the sheet: its proof passes, and the same proof rejects a wrong version."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import quire.sheet  # noqa: F401  registers all entries
+from quire.sheet.registry import ENTRIES, gap
+
+REQUIRED = {
+    "maths": "norms hadamard derivative-rules log-rules bayes convexity jensen gaussian-mle divergences "
+    "convolution-algebra curse-of-dimensionality graphical-model",
+    "dense": "layer mlp parameter-count linear-regions universal-approximation output-distributions temperature "
+    "linear-limits feature-order one-hot",
+    "activation": "sigmoid arctan tanh relu leaky-relu relu6 softplus log-sigmoid softmax log-softmax softmin "
+    "linear",
+    "loss": "quadratic-cost mse half-squared-error l1 smooth-l1 binary-cross-entropy multi-label cross-entropy "
+    "nll gaussian-nll kl margin-ranking triplet-margin cosine-embedding info-nce softmax-gradient "
+    "logistic-gradient perplexity",
+    "backprop": "bp1 bp2 bp3 bp4 graph bptt",
+    "optimise": "gradient-descent sgd momentum adam weight-decay l1 schedule-linear schedule-power "
+    "schedule-exponential schedule-warmup schedule-cosine clipping accumulation checkpointing",
+    "convergence": "quadratic-model spectrum",
+    "initialise": "he xavier orthogonal gains",
+    "regularise": "l1 l2 early-stopping noise dropout bagging transfer multi-task masked contrastive "
+    "semi-supervised",
+    "generalise": "bias-variance monte-carlo k-fold polynomial",
+    "normalise": "standardise batch-norm layer-norm pre-norm post-norm",
+    "measure": "accuracy precision recall f1 confusion-matrix precision-recall-curve average-precision",
+}
+ERRATA = {
+    "maths/norms", "maths/hadamard", "maths/log-rules", "maths/convolution-algebra", "dense/parameter-count",
+    "activation/log-softmax", "optimise/gradient-descent", "initialise/he", "regularise/dropout",
+}  # fmt: skip
+PICTURES = {
+    "maths/curse-of-dimensionality", "dense/linear-regions", "dense/universal-approximation", "backprop/graph",
+    "initialise/he", "generalise/bias-variance", "generalise/polynomial",
+}  # fmt: skip
+
+
+def test_every_entry_of_chapters_1_to_10_is_there() -> None:
+    wanted = {f"{chapter}/{name}" for chapter, names in REQUIRED.items() for name in names.split()}
+    assert wanted - set(ENTRIES) == set()
+
+
+def test_the_errata_and_pictures_are_there() -> None:
+    assert {id for id in ERRATA if not ENTRIES[id].erratum} == set()
+    assert {id for id in PICTURES if ENTRIES[id].picture is None} == set()
+    for chapter in ("activation", "optimise"):
+        assert any(e.picture for _, e in ENTRIES.items() if e.chapter == chapter), chapter
+
+
+@pytest.mark.parametrize("id", list(ENTRIES))
+def test_the_proof_passes_and_can_fail(id: str) -> None:
+    entry = ENTRIES[id]
+    verdict = entry.verify()
+    assert verdict.passed, verdict
+    assert entry.sabotage() > entry.tolerance, "the proof accepts a wrong version"
+    assert entry.wrong != entry.code
+
+
+@pytest.mark.parametrize("id", list(ENTRIES))
+def test_an_entry_has_formula_title_and_public_code(id: str) -> None:
+    entry = ENTRIES[id]
+    assert entry.title
+    assert entry.latex.count("{") == entry.latex.count("}")
+    for location in entry.locations():
+        assert location.startswith("quire."), location
+        assert "quire/sheet/" not in location, "an entry's code is what users call, not a helper of the proof"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", [id for id, entry in ENTRIES.items() if entry.picture])
+def test_pictures_are_drawn_with_titles_and_axes(id: str) -> None:
+    from quire.report.style import to_svg
+
+    picture = ENTRIES[id].picture
+    assert picture is not None
+    figure = picture()
+    titled = [axes for axes in figure.axes if axes.get_title() or axes.get_xlabel() or axes.get_ylabel()]
+    assert titled or figure.get_suptitle()
+    assert to_svg(figure).count("<svg") == 1
+
+
+def test_gap_does_not_hide_errors() -> None:
+    assert gap(torch.tensor(1.0, dtype=torch.float64), 1.0) == 0
+    assert gap(float("nan"), 1.0) == float("inf")
+    assert gap(torch.zeros(2), torch.zeros(3)) == float("inf")
+    assert gap(1.0 + 1e-9, 1.0) == pytest.approx(1e-9, rel=1e-3)
+    assert gap(2e6, 1e6) == pytest.approx(1.0)

@@ -1,0 +1,58 @@
+"""scikit-learn's own checks of an estimator, all of them, with no expected failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
+
+from quire.estimators import (
+    BaggingEnsemble,
+    LinearRegression,
+    LogisticRegression,
+    MLPClassifier,
+    MLPRegressor,
+    PolynomialRegression,
+)
+
+# Few epochs are enough for the checks; that they are few is said by a warning, tested elsewhere.
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+ESTIMATORS = [
+    LinearRegression(),
+    LinearRegression(fit_intercept=False),
+    PolynomialRegression(),
+    PolynomialRegression("cv", max_degree=2),
+    LogisticRegression(),
+    LogisticRegression(class_weight="balanced"),
+    MLPClassifier(),
+    MLPClassifier(max_iter=20, early_stopping=True, activation="tanh", batch_size=16),
+    MLPRegressor(max_iter=50),
+    MLPRegressor(max_iter=50, noise="heteroscedastic"),
+    BaggingEnsemble(n_estimators=5, max_iter=30),
+    BaggingEnsemble("regression", n_estimators=5, max_iter=30),
+]
+
+
+@parametrize_with_checks(ESTIMATORS)
+def test_scikit_learn_check(estimator: BaseEstimator, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [MLPRegressor(), BaggingEnsemble(), BaggingEnsemble("regression")])
+@pytest.mark.filterwarnings("ignore")
+def test_the_largest_defaults_pass_too(estimator: BaseEstimator) -> None:
+    results = check_estimator(estimator, on_skip=None)
+    assert len(results) > 50
+    assert not [r["check_name"] for r in results if r["status"] not in ("passed", "skipped")]
+
+
+def test_bagging_says_what_it_is_before_it_is_fitted() -> None:
+    assert is_classifier(BaggingEnsemble())
+    assert not is_regressor(BaggingEnsemble())
+    assert is_regressor(BaggingEnsemble("regression"))
+    assert hasattr(BaggingEnsemble(), "predict_proba")
+    assert not hasattr(BaggingEnsemble("regression"), "predict_proba")

@@ -1,0 +1,110 @@
+"""NaN in the data, the loss or a gradient: the step is not applied, and the message says where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quire.data.batch import TensorData
+from quire.errors import NonFiniteError
+from quire.nn.heads import Categorical, Gaussian
+from quire.options import Optim, Train
+from quire.tasks.supervised import Supervised
+from quire.train import fit
+from tests.train.examples import classes, classifier, numbers, regressor
+
+PLAIN = Train(batch_size=20, shuffle=False)
+
+
+def with_value(data: TensorData, field: str, row: int, value: float) -> TensorData:
+    fields = {name: tensor.clone() for name, tensor in data.fields.items()}
+    fields[field][row] = value
+    return TensorData(fields)
+
+
+def state(task: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in task.state_dict().items()}
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_input_is_named_by_row_and_the_step_is_not_applied(value: float, explicit: bool) -> None:
+    task, expected = classifier(), classifier()
+    if not explicit:
+        task.explicit_gradients = expected.explicit_gradients = lambda batch, factors: None
+    data = with_value(classes(), "inputs", 45, value)
+    fit(expected, TensorData({k: v[:40] for k, v in data.fields.items()}), steps=2, train=PLAIN)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(task, data, epochs=1, train=PLAIN)
+    message = str(caught.value)
+    assert "step 2:" in message
+    assert "non-finite values in 'inputs'" in message
+    assert "rows 45 of the training data" in message
+    assert "not applied" in message
+    assert caught.value.rows == [45]
+    for name, value_after in state(task).items():
+        torch.testing.assert_close(value_after, state(expected)[name], rtol=0, atol=0)
+
+
+def test_a_bad_target_is_named() -> None:
+    with pytest.raises(NonFiniteError, match=r"non-finite values in 'target'.*rows 3 of"):
+        fit(regressor(), with_value(numbers(), "target", 3, float("nan")), epochs=1, train=PLAIN)
+
+
+class Reciprocal(nn.Module):
+    """A finite input that makes an infinite output: 1/x at 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / x
+
+
+class RootOfAbsolute(nn.Module):
+    """Finite at 0, with an infinite gradient there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs().sqrt()
+
+
+def test_a_loss_that_overflows_is_traced_to_layer_and_row() -> None:
+    model = nn.Sequential(Reciprocal(), nn.Linear(5, 1))
+    data = with_value(numbers(), "inputs", 7, 0.0)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(Supervised(model, Gaussian(1)), data, epochs=1, train=PLAIN)
+    message = str(caught.value)
+    assert "first layer with a non-finite output is 'model.0'" in message
+    assert "loss term 'target' is not finite" in message
+    assert caught.value.rows == [7]
+
+
+def test_a_gradient_that_is_not_finite_is_named_with_its_tensor() -> None:
+    class First(nn.Linear):
+        """Gives exactly 0 for row 7, whose inputs are 0."""
+
+    model = nn.Sequential(First(5, 4, bias=False), RootOfAbsolute(), nn.Linear(4, 3))
+    fields = {name: tensor.clone() for name, tensor in classes().fields.items()}
+    fields["inputs"][7] = 0.0
+    with pytest.raises(NonFiniteError) as caught:
+        fit(Supervised(model, Categorical(3)), TensorData(fields), epochs=1, train=PLAIN)
+    assert "the gradient of 'model.0.weight' is not finite" in str(caught.value)
+    assert caught.value.rows == [7]
+
+
+def test_a_step_size_that_explodes_is_stopped_before_the_weights_are_lost() -> None:
+    task = regressor(hidden=(8,))
+    with pytest.raises(NonFiniteError, match=r"(?s)fix: lower --optim.lr or set --optim.clip_norm"):
+        fit(task, numbers(), epochs=200, optim=Optim("sgd", lr=1e4), train=PLAIN)
+    assert all(torch.isfinite(value).all() for value in task.state_dict().values())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_first_bad_step_is_found_and_nothing_after_it_was_applied() -> None:
+    data = with_value(classes(), "inputs", 45, float("nan"))
+    task, expected = classifier(), classifier()
+    fit(
+        expected, TensorData({k: v[:40] for k, v in data.fields.items()}), steps=2, train=PLAIN, device="cuda"
+    )
+    with pytest.raises(NonFiniteError, match=r"step 2:.*rows 45 of"):
+        fit(task, data, epochs=3, train=PLAIN, device="cuda")
+    for name, value in state(task).items():
+        torch.testing.assert_close(value, state(expected)[name], rtol=0, atol=0)
