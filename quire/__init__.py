@@ -10,9 +10,21 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("backprop", "data", "doctor", "estimators", "functional", "models", "nn", "sheet", "tasks", "train")
+_MODULES = (
+    "backprop",
+    "data",
+    "doctor",
+    "estimators",
+    "functional",
+    "models",
+    "nn",
+    "report",
+    "sheet",
+    "tasks",
+    "train",
+)
 _NAMES = {"fit": "quire.train", "load": "quire.runs"}
-__all__ = ["__version__", *_MODULES, *_NAMES]  # noqa: PLE0604
+__all__ = ["__version__", *_MODULES, *_NAMES]
 
 
 def __getattr__(name: str) -> Any:

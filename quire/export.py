@@ -61,12 +61,13 @@ def export_run(run: Run, path: Path) -> dict[str, Any]:
     check_ending(path)
     module = Exported(run).eval()
     cells = sample_cells(run)
+    judged = torch.cat([cells, cells.flip(0)[:-1]])  # another number of rows than the one traced
     with torch.no_grad():
-        expected = module(cells)
+        expected = module(judged)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         write = _write_onnx if path.suffix == ".onnx" else _write_program
-        actual = write(module, cells, temporary, metadata(run))
+        actual = write(module, cells, judged, temporary, metadata(run))
         difference = max(
             float((torch.as_tensor(a).double() - e.double()).abs().max())
             for a, e in zip(actual, expected, strict=True)
@@ -108,7 +109,9 @@ def metadata(run: Run) -> dict[str, str]:
     return {"columns": json.dumps(columns), "targets": json.dumps(targets), "recipe": run.config["recipe"]}
 
 
-def _write_onnx(module: Exported, cells: Tensor, path: Path, facts: dict[str, str]) -> list[Any]:
+def _write_onnx(
+    module: Exported, cells: Tensor, judged: Tensor, path: Path, facts: dict[str, str]
+) -> list[Any]:
     try:
         import onnx
         import onnxruntime
@@ -134,10 +137,12 @@ def _write_onnx(module: Exported, cells: Tensor, path: Path, facts: dict[str, st
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, path)
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {"table": cells.numpy()}))
+    return list(session.run(None, {"table": judged.numpy()}))
 
 
-def _write_program(module: Exported, cells: Tensor, path: Path, facts: dict[str, str]) -> list[Any]:
+def _write_program(
+    module: Exported, cells: Tensor, judged: Tensor, path: Path, facts: dict[str, str]
+) -> list[Any]:
     program = torch.export.export(module, (cells,), dynamic_shapes=({0: torch.export.Dim("rows")},))
-    torch.export.save(program, path, extra_files={key: value for key, value in facts.items()})
-    return list(torch.export.load(path).module()(cells))
+    torch.export.save(program, path, extra_files=facts)
+    return list(torch.export.load(path).module()(judged))

@@ -27,14 +27,17 @@ def check_range(options: Any, prefix: str, **bounds: str) -> None:
         value = getattr(options, name)
         if value is None:
             continue
-        good = math.isfinite(value) and {
-            "> 0": value > 0,
-            ">= 0": value >= 0,
-            ">= 1": value >= 1,
-            "[0, 1)": 0 <= value < 1,
-            "(0, 1)": 0 < value < 1,
-            "[0, 1]": 0 <= value <= 1,
-        }[bound]
+        good = (
+            math.isfinite(value)
+            and {
+                "> 0": value > 0,
+                ">= 0": value >= 0,
+                ">= 1": value >= 1,
+                "[0, 1)": 0 <= value < 1,
+                "(0, 1)": 0 < value < 1,
+                "[0, 1]": 0 <= value <= 1,
+            }[bound]
+        )
         check(good, f"{prefix}{name}", value, f"a number {'in ' if bound[0] in '[(' else ''}{bound}")
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from quire.data.preparation import Preparation
-from quire.errors import CheckpointError, InputError
+from quire.errors import InputError
 from quire.options import Table
 from quire.tasks.loading import Trained, load_trained
 from quire.tasks.predictions import prediction_columns
@@ -25,8 +25,8 @@ BATCH = 4096
 class Run:
     """A run folder with its trained task and its preparation.
 
-        run = quire.load("runs/mlp-…")
-        run.predict("new.csv")          # a pyarrow table
+    run = quire.load("runs/mlp-…")
+    run.predict("new.csv")          # a pyarrow table
     """
 
     def __init__(self, path: Path, device: torch.device | str = "cpu") -> None:
@@ -124,32 +124,3 @@ class Run:
 def load(path: Path | str, device: torch.device | str = "cpu") -> Run:
     """Open a run folder."""
     return Run(Path(path), device)
-
-
-def list_runs(folder: Path | str = "runs") -> list[dict[str, Any]]:
-    """The runs below a folder, newest first: name, recipe, when, state and measures."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    rows: list[dict[str, Any]] = []
-    for path in sorted(folder.iterdir()):
-        if not (path / "config.toml").is_file():
-            continue
-        try:
-            run = Run(path)
-            result = run.result
-        except (InputError, CheckpointError, ValueError):
-            rows.append({"name": path.name, "run": str(path), "recipe": "?", "state": "damaged", "started": ""})
-            continue
-        rows.append(
-            {
-                "name": path.name,
-                "run": str(path),
-                "recipe": run.config["recipe"],
-                "started": run.config.get("started", ""),
-                "state": result["stopped"] if result else "unfinished",
-                "measures": result["measures"] if result else {},
-                "seconds": result["seconds"] if result else None,
-            }
-        )
-    return sorted(rows, key=lambda row: str(row["started"]), reverse=True)

@@ -132,7 +132,8 @@ def _read_scalar(kind: Any, value: Any, text: bool) -> Any:
     elif kind is float and isinstance(value, int | float):
         return float(value)
     elif kind in (str, Path) and isinstance(value, str):
-        return kind(value)
+        if value or kind is str:  # an empty path would mean the current folder
+            return kind(value)
     elif kind not in (int, float, bool, str, Path):
         return value  # a type this table does not know; the parser decides
     raise Misfit

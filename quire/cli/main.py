@@ -152,6 +152,10 @@ def main(arguments: Words | None = None) -> int:
         if "--debug" in words:
             _traceback()
             return 1
+        if isinstance(error, OSError) and error.strerror:
+            place = f"{error.filename}: " if error.filename else ""
+            say(f"{place}{error.strerror}\n  fix: check the path, its permissions and the space on the disk")
+            return 1
         text = " ".join(str(error).split()) or "no message"
         say(f"{type(error).__name__}: {text[:300]}\n  fix: run again with --debug to see where")
         return 1

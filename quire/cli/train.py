@@ -55,6 +55,8 @@ def print_outcome(recipe: Recipe, options: RunOptions, outcome: Outcome) -> None
         result = {"run": str(outcome.run), "measures": outcome.measures, "seconds": outcome.seconds}
         print_json(result)
         return
+    for warning in outcome.warnings:
+        print(f"note: {warning}")
     print_measures(outcome.measures)
     if outcome.expected_met is not None:
         print(f"expected: {recipe.expected}: {'met' if outcome.expected_met else 'NOT met'}")

@@ -68,7 +68,8 @@ class RunOptions:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        check_range(self, "--", epochs=">= 1", steps=">= 1", seed=">= 0")
+        check_range(self, "--", epochs=">= 1", steps=">= 1")
+        check(0 <= self.seed < 2**32, "--seed", self.seed, "a whole number from 0 to 4294967295")
         if self.epochs is not None and self.steps is not None:
             raise InputError("both --epochs and --steps", expected="one of them", fix="leave one out")
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import platform
 import resource
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,6 +30,7 @@ from quire.report import write as write_report
 from quire.report.style import to_svg
 from quire.tasks.predictions import prediction_columns, target_prefixes, truth_columns
 from quire.train import Fit, Interrupted, evaluate, fit
+from quire.train.evaluate import check_monitor
 from quire.train.files import json_number, write_bytes, write_json
 from quire.train.folder import RunFolder, check_free, read_config
 from quire.train.progress import make_progress
@@ -52,6 +51,7 @@ class Outcome:
     expected_met: bool | None
     """None where the recipe promises nothing: on the user's own data."""
     report: Path
+    warnings: tuple[str, ...] = ()
 
 
 def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcome:
@@ -66,6 +66,8 @@ def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcom
     else:
         check_free(path, overwrite=options.overwrite)
     plan = recipe.build(options)
+    if plan.data.validation is not None:
+        check_monitor(plan.task, plan.data.validation, plan.options.train.monitor)
     epochs = options.epochs if options.epochs is not None else plan.epochs
 
     if options.resume:
@@ -125,6 +127,7 @@ def conclude(
             captions[f"{picture.name}.svg"] = {"title": picture.title, "caption": picture.caption}
         write_json(folder.path / "figures" / "captions.json", captions)
 
+    warnings = [*plan.notes, *data.warnings]
     layers, parameters = describe_layers(task, data.train.take(torch.arange(1)), device)
     write_json(
         folder.path / "result.json",
@@ -149,14 +152,14 @@ def conclude(
             "targets": describe_targets(data),
             "rows": {name: len(part) if part is not None else 0 for name, part in parts.items()},
             "features": data.preparation.feature_names,
-            "warnings": [*plan.notes, *data.warnings],
+            "warnings": warnings,
             "stopped": result.stopped,
             "data": data.table.source if isinstance(data.table.source, str) else str(data.table.source),
         },
     )
     report = write_report(folder.path)
     folder.log(f"finished: {json.dumps(measures[shown])}")
-    return Outcome(folder.path, measures, result.seconds, met, report)
+    return Outcome(folder.path, measures, result.seconds, met, report, tuple(warnings))
 
 
 # -- Before training -------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ def run_config(recipe: str, options: RunOptions, command: str) -> dict[str, Any]
         "format": 1,
         "recipe": recipe,
         "command": command,
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": {
             "quire": quire.__version__,
             "torch": torch.__version__,
@@ -224,10 +227,11 @@ def check_same_run(recipe: Recipe, options: RunOptions) -> None:
     given = to_dict(
         dataclasses.replace(options, data=options.data.resolve()) if options.data is not None else options
     )
+    now, then = flat(given), flat(config["options"])
     differing = sorted(
         key
-        for key in given.keys() | config["options"].keys()
-        if key not in MAY_CHANGE and given.get(key) != config["options"].get(key)
+        for key in now.keys() | then.keys()
+        if key.split(".")[0] not in MAY_CHANGE and now.get(key) != then.get(key)
     )
     if differing:
         raise InputError(
@@ -241,6 +245,14 @@ def check_same_run(recipe: Recipe, options: RunOptions) -> None:
             expected="the same file",
             fix="start a new run on the new data",
         )
+
+
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options by the names of their flags: optim.lr."""
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
 
 
 # -- After training --------------------------------------------------------------------------------
@@ -275,9 +287,7 @@ def describe_targets(data: TableData) -> list[dict[str, Any]]:
             "classes": [str(c) for c in target.classes] if target.kind == "classification" else None,
             "prefix": prefix,
         }
-        for target, prefix in zip(
-            data.preparation.targets, target_prefixes(data.preparation), strict=True
-        )
+        for target, prefix in zip(data.preparation.targets, target_prefixes(data.preparation), strict=True)
     ]
 
 

@@ -60,7 +60,9 @@ def open_data(
     return load_table(source, options.table, targets=wanted, kind=kind, seed=options.seed)
 
 
-def make_head(target: Target, train: torch.Tensor, *, heteroscedastic: bool = False, binary: bool = False) -> Head:
+def make_head(
+    target: Target, train: torch.Tensor, *, heteroscedastic: bool = False, binary: bool = False
+) -> Head:
     """The head for a target, with the units of its training values."""
     if target.kind == "classification":
         return Bernoulli(1) if binary else Categorical(len(target.classes))

@@ -32,9 +32,10 @@ from matplotlib.text import Text
 
 INK = "#757b84"
 
-BLUE, VERMILION, GREEN, PURPLE, OCHRE, GREY = "#2a85c7", "#d55e00", "#009e73", "#b5649b", "#a9820c", "#808790"
+BLUE, VERMILION, GREEN, PURPLE, OCHRE, GREY = "#2a85c7", "#d55e00", "#669f69", "#a41dd2", "#a9820c", "#808790"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, OCHRE, GREY)
-"""Told apart with any colour vision; each has a contrast of at least 3 to white and to near-black."""
+"""Each has a contrast of at least 3 to white and to near-black. The first four are also told apart without
+red, green or blue cones; a picture with more lines needs dashes or marks beside colour."""
 
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: searchable, small, in the reader's own font

@@ -135,7 +135,10 @@ def locate(item: Callable[..., Any]) -> str:
 def gap(actual: Any, expected: Any) -> float:
     """Largest difference, relative where the expected value is above 1; NaN or shape mismatch is infinite."""
     # Python numbers are float64 already; torch would make float32 of them.
-    a, b = (v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=torch.float64) for v in (actual, expected))
+    a, b = (
+        v if isinstance(v, torch.Tensor) else torch.as_tensor(v, dtype=torch.float64)
+        for v in (actual, expected)
+    )
     if a.shape != b.shape:
         return math.inf
     if a.numel() == 0:

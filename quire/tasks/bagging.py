@@ -20,6 +20,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from quire.backprop.ensemble import EnsembleEngine
 from quire.data.batch import Batch, Data
 from quire.errors import InputError
 from quire.models.ensemble import MLPEnsemble
@@ -56,6 +57,7 @@ class Bagging(Task):
         self.head = head
         self.out_of_bag: dict[str, float] = {}
         """Measures of out-of-bag predictions on the training rows; filled by `finish`."""
+        self._engine: EnsembleEngine | None = None
 
     @property
     def members(self) -> int:
@@ -76,6 +78,21 @@ class Bagging(Task):
         counts = batch.fields.get(COUNTS)
         return losses.sum() if counts is None else (losses * counts.T.to(losses.dtype)).sum()
 
+    def explicit_gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor] | None:
+        loss, target = _explicit_loss(self.head), batch.target
+        if loss is None or batch.inputs.device.type != "cpu":
+            return None
+        if self._engine is None:
+            if not EnsembleEngine.supports(self.model, batch.inputs.dtype):
+                return None
+            self._engine = EnsembleEngine(self.model)
+        if loss == "cross_entropy" and int(target.min()) < 0:  # rows without a class are autograd's
+            return None
+        if isinstance(self.head, Gaussian):
+            target = self.head.standardise(target.reshape(len(batch), -1))
+        counts, factor = batch.fields.get(COUNTS), factors["members"]
+        return {"members": self._engine.gradients(batch.inputs, target, counts, factor, loss=loss)}
+
     # -- Measures ------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -95,6 +112,7 @@ class Bagging(Task):
         """Judge on out-of-bag rows, and take the noise of a squared-error head from them: the mean of
         (error² − spread²), so that noise and spread together explain the error. Without bootstrap the
         validation rows serve, or the training rows if there are fewer than 30."""
+        self._engine = None  # its buffers are of no more use
         estimates_noise = isinstance(self.head, Gaussian) and self.head.loss == "squared"
         if estimates_noise:
             source = validation if validation is not None and len(validation) >= 30 else data
@@ -185,6 +203,13 @@ class Bagging(Task):
         if not isinstance(model, MLPEnsemble):
             raise InputError(f"a {type(model).__name__} for bagging", expected="an mlp-ensemble")
         return cls(model, build_head(spec["head"]))
+
+
+def _explicit_loss(head: Head) -> str | None:
+    """The engine's name of a head's loss, where it has one."""
+    if isinstance(head, Categorical) and not head.label_smoothing and head.class_weights is None:
+        return "cross_entropy"
+    return "squared" if isinstance(head, Gaussian) and head.loss == "squared" else None
 
 
 def moments(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ MOST_PROBABILITIES = 50
 
 
 def target_prefixes(preparation: Preparation) -> list[str]:
-    """"" for a single target, "NAME." for each of several."""
+    """ "" for a single target, "NAME." for each of several."""
     targets = preparation.targets
     return [""] if len(targets) == 1 else [f"{target.name}." for target in targets]
 

@@ -1,8 +1,8 @@
 """Checkpoints: safetensors and JSON with a manifest of sizes and SHA-256 sums, never pickle.
 
-A checkpoint is a folder `step-N` (`step-N-final` at the end of training) that appears whole or not at all. The manifest names every file
-and carries its own sum over its one canonical spelling, so a flipped bit anywhere is noticed. The
-newest checkpoint that verifies is the one that is loaded.
+A checkpoint is a folder `step-N` (`step-N-final` at the end of training) that appears whole or not at
+all. The manifest names every file and carries its own sum over its one canonical spelling, so a
+flipped bit anywhere is noticed. The newest checkpoint that verifies is the one that is loaded.
 """
 
 from __future__ import annotations

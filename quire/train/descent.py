@@ -25,7 +25,7 @@ from quire.errors import InputError, QuireError
 from quire.functional.regularise import EarlyStopping
 from quire.options import Optim, Train
 from quire.train.checkpoints import Checkpoint
-from quire.train.evaluate import evaluate, losses
+from quire.train.evaluate import check_monitor, evaluate, losses
 from quire.train.files import json_number
 from quire.train.gradients import Sums, Weights
 from quire.train.progress import Progress
@@ -127,6 +127,8 @@ class Descent:
             raise InputError("no training rows", expected="at least one", fix="check the data and its split")
         self.task, self.train, self.seed = task.to(device), train, seed
         self.data, self.validation = place(data, device), place(validation, device) if validation else None
+        if self.validation is not None:
+            check_monitor(self.task, self.validation, train.monitor)
         self.batch_size = min(train.batch_size or len(data), len(data))
         self.steps_per_epoch = math.ceil(len(data) / self.batch_size)
         self.total = steps if steps is not None else round((epochs or 1) * self.steps_per_epoch)
@@ -202,7 +204,9 @@ class Descent:
                 return early
             if self.store:
                 waited = time.perf_counter() - self.last_save
-                if (every and self.step % every == 0) or (validated and waited > self.train.checkpoint_seconds):
+                if (every and self.step % every == 0) or (
+                    validated and waited > self.train.checkpoint_seconds
+                ):
                     self.save()
             if self.wants_stop:
                 self._stop_now()
@@ -244,14 +248,7 @@ class Descent:
         return out_of_patience
 
     def _remember_best(self, judged: Mapping[str, float]) -> bool:
-        monitor = self.train.monitor
-        if monitor not in judged:
-            raise InputError(
-                f"--train.monitor {monitor}",
-                expected=f"one of {', '.join(sorted(judged))}",
-                fix="choose a measure that this task has",
-            )
-        stop = self.stopping.update(judged[monitor])
+        stop = self.stopping.update(judged[self.train.monitor])
         if self.stopping.improved:
             self.best = snapshot(self.task)
             self.best_step = self.step

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from quire.data.batch import Data
+from quire.data.batch import Batch, Data
+from quire.errors import InputError, nearest
 from quire.train.gradients import add_weights
 from quire.train.task import Task
 
@@ -33,6 +36,32 @@ def evaluate(task: Task, data: Data, batch_size: int = EVALUATION_BATCH) -> dict
     task.train(training)
     weight = {name: float(value) for name, value in add_weights(weights).items()}
     return losses(task, {name: float(value) for name, value in sums.items()}, weight) | task.measures(tallies)
+
+
+def check_monitor(task: Task, data: Data, monitor: str) -> None:
+    """Refuse to watch a measure that the task does not have, before any step is taken."""
+    if monitor == "loss":
+        return
+    known = evaluate(task, FirstRows(data))
+    if monitor not in known:
+        raise InputError(
+            f"--train.monitor {monitor}",
+            expected=f"one of {', '.join(sorted(known))}",
+            fix=nearest(monitor, known) or "choose a measure that this task has",
+        )
+
+
+class FirstRows:
+    """A glance at a data set."""
+
+    def __init__(self, data: Data, rows: int = 8) -> None:
+        self.data, self.rows = data, rows
+
+    def __len__(self) -> int:
+        return min(self.rows, len(self.data))
+
+    def batches(self, rows: Tensor, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        return self.data.batches(rows, batch_size, start)
 
 
 def losses(task: Task, sums: dict[str, float], weights: dict[str, float]) -> dict[str, float]:

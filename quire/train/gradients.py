@@ -36,7 +36,9 @@ def loss_factors(task: Task, weights: Mapping[str, Weight]) -> Weights:
     for name, weight in weights.items():
         scale = task.scales.get(name, 1.0)
         if isinstance(weight, Tensor):
-            factors[name] = torch.where(weight > 0, scale / weight, torch.zeros_like(weight, dtype=torch.float))
+            factors[name] = torch.where(
+                weight > 0, scale / weight, torch.zeros_like(weight, dtype=torch.float)
+            )
         else:
             factors[name] = scale / weight if weight else 0.0
     return factors

@@ -52,7 +52,9 @@ def explain_non_finite(task: Task, batch: Batch, step: int, player: str) -> NonF
         else:
             evidence.append("the norm of the gradient overflowed")
     rows = sorted(set(rows))
-    shown = ", ".join(str(row) for row in rows[:SHOWN]) + (f" and {len(rows) - SHOWN} more" if rows[SHOWN:] else "")
+    shown = ", ".join(str(row) for row in rows[:SHOWN]) + (
+        f" and {len(rows) - SHOWN} more" if rows[SHOWN:] else ""
+    )
     where = f"rows {shown} of the training data" if rows else "no single row"
     error = NonFiniteError(
         f"step {step}: {'; '.join(evidence)}; caused by {where}. The step was not applied",

@@ -83,7 +83,9 @@ class Stepper:
 
     SETTLE_EVERY = 32
 
-    def __init__(self, task: Task, optim: Optim, train: Train, device: torch.device, total_steps: int) -> None:
+    def __init__(
+        self, task: Task, optim: Optim, train: Train, device: torch.device, total_steps: int
+    ) -> None:
         check_accumulation(task, train.micro_batches)
         self.task, self.optim, self.train = task, optim, train
         self.total_steps = total_steps

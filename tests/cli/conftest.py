@@ -57,7 +57,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     def build(options: TinyOptions) -> None:
         raise AssertionError("the tests of the command build no model")
 
-    expected = Expectation("accuracy", at_least=0.5)
-    recipe = Recipe("tiny", "A recipe of the tests.", expected, TinyOptions, build)
+    recipe = Recipe(
+        name="tiny",
+        summary="A recipe of the tests.",
+        expected=Expectation("accuracy", at_least=0.5),
+        targets="any",
+        options=TinyOptions,
+        build=build,
+    )
     monkeypatch.setitem(RECIPES._entries, "tiny", recipe)
     return recipe

@@ -73,6 +73,7 @@ def test_every_recipe_has_the_common_options() -> None:
         (["--optim.name", "adm"], "--optim.name is 'adm'\n  expected: one of adam, sgd\n  fix: did you"),
         (["--optim.lr"], "--optim.lr without a value\n  expected: a number"),
         (["--optim.lr", "--seed", "1"], "--optim.lr without a value\n  expected: a number"),
+        (["--data", ""], "--data is ''\n  expected: a path"),
         (["--overwrite=yes"], "--overwrite=yes: --overwrite takes no value"),
         (["extra"], "unexpected word 'extra'"),
         # Raised by the dataclasses themselves, some inside tyro:

@@ -11,13 +11,13 @@ from quire.sheet.registry import ENTRIES, gap
 REQUIRED = {
     "maths": "norms hadamard derivative-rules log-rules bayes convexity jensen gaussian-mle divergences "
     "convolution-algebra curse-of-dimensionality graphical-model",
-    "dense": "layer mlp parameter-count linear-regions universal-approximation output-distributions temperature "
-    "linear-limits feature-order one-hot",
-    "activation": "sigmoid arctan tanh relu leaky-relu relu6 softplus log-sigmoid softmax log-softmax softmin "
-    "linear",
-    "loss": "quadratic-cost mse half-squared-error l1 smooth-l1 binary-cross-entropy multi-label cross-entropy "
-    "nll gaussian-nll kl margin-ranking triplet-margin cosine-embedding info-nce softmax-gradient "
-    "logistic-gradient perplexity",
+    "dense": "layer mlp parameter-count linear-regions universal-approximation output-distributions "
+    "temperature linear-limits feature-order one-hot",
+    "activation": "sigmoid arctan tanh relu leaky-relu relu6 softplus log-sigmoid softmax log-softmax "
+    "softmin linear",
+    "loss": "quadratic-cost mse half-squared-error l1 smooth-l1 binary-cross-entropy multi-label "
+    "cross-entropy nll gaussian-nll kl margin-ranking triplet-margin cosine-embedding info-nce "
+    "softmax-gradient logistic-gradient perplexity",
     "backprop": "bp1 bp2 bp3 bp4 graph bptt",
     "optimise": "gradient-descent sgd momentum adam weight-decay l1 schedule-linear schedule-power "
     "schedule-exponential schedule-warmup schedule-cosine clipping accumulation checkpointing",
@@ -34,8 +34,8 @@ ERRATA = {
     "activation/log-softmax", "optimise/gradient-descent", "initialise/he", "regularise/dropout",
 }  # fmt: skip
 PICTURES = {
-    "maths/curse-of-dimensionality", "dense/linear-regions", "dense/universal-approximation", "backprop/graph",
-    "initialise/he", "generalise/bias-variance", "generalise/polynomial",
+    "maths/curse-of-dimensionality", "dense/linear-regions", "dense/universal-approximation",
+    "backprop/graph", "initialise/he", "generalise/bias-variance", "generalise/polynomial",
 }  # fmt: skip
 
 

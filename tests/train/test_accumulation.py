@@ -126,7 +126,9 @@ def test_a_coupled_loss_without_representations_is_refused() -> None:
 
     batch = example("info_nce")[1]
     task = Opaque(LOSSES["info_nce"], batch, {})
-    with pytest.raises(InputError, match=r"(?s)micro_batches 3.*compares the samples.*set --train.micro_batches 1"):
+    with pytest.raises(
+        InputError, match=r"(?s)micro_batches 3.*compares the samples.*set --train.micro_batches 1"
+    ):
         Stepper(task, Optim(), Train(micro_batches=3), torch.device("cpu"), total_steps=1)
 
 

@@ -22,7 +22,9 @@ from tests.train.examples import classes, classifier, numbers, regressor
 FULL = Train(batch_size=0)
 
 
-def reference(optimiser: Any, steps: int, *, lr: Any = None, clip: float | None = None, l1: float = 0.0) -> Any:
+def reference(
+    optimiser: Any, steps: int, *, lr: Any = None, clip: float | None = None, l1: float = 0.0
+) -> Any:
     """The same classifier trained by a plain PyTorch loop on full batches."""
     task, data = classifier(), classes()
     chosen = optimiser(task.parameters())
@@ -85,7 +87,9 @@ def test_clipping_by_value_bounds_each_component_of_a_step() -> None:
     task = classifier()
     before = [p.detach().clone() for p in task.parameters()]
     fit(task, classes(), steps=1, optim=Optim("sgd", lr=1.0, clip_value=0.01), train=FULL)
-    moved = torch.cat([(p.detach() - b).abs().flatten() for p, b in zip(task.parameters(), before, strict=True)])
+    moved = torch.cat(
+        [(p.detach() - b).abs().flatten() for p, b in zip(task.parameters(), before, strict=True)]
+    )
     assert moved.max() <= 0.01 + 1e-7
     assert (moved > 0.0099).sum() > 3
 
@@ -110,7 +114,9 @@ def test_the_schedule_is_followed() -> None:
     schedule = Schedule("cosine", warmup=5)
     task = classifier()
     result = fit(task, classes(), steps=20, optim=Optim("sgd", lr=0.5, schedule=schedule), train=FULL)
-    expected = reference(lambda p: torch.optim.SGD(p, lr=0.5), 20, lr=lambda s: step_size(schedule, 0.5, s, 20))
+    expected = reference(
+        lambda p: torch.optim.SGD(p, lr=0.5), 20, lr=lambda s: step_size(schedule, 0.5, s, 20)
+    )
     assert_same_weights(task, expected, 3e-6)
     lrs = [r["values"]["lr"] for r in result.history]
     assert lrs[0] == pytest.approx(0.1)
@@ -175,7 +181,9 @@ def test_early_stopping_waits_for_its_patience() -> None:
 
 
 def test_validation_every_n_steps() -> None:
-    result = fit(classifier(), classes(), classes(30, 2), steps=10, train=Train(batch_size=20, validate_every=3))
+    result = fit(
+        classifier(), classes(), classes(30, 2), steps=10, train=Train(batch_size=20, validate_every=3)
+    )
     assert [r["step"] for r in result.history if r["split"] == "validation"] == [3, 6, 9, 10]
 
 
@@ -199,7 +207,14 @@ def test_the_moving_average_is_what_is_judged_and_kept() -> None:
     task = classifier()
     start = [p.detach().clone() for p in task.parameters()]
     follow = Follow()
-    fit(task, classes(), steps=25, optim=Optim(lr=0.05), train=Train(batch_size=20, average=0.9), callbacks=[follow])
+    fit(
+        task,
+        classes(),
+        steps=25,
+        optim=Optim(lr=0.05),
+        train=Train(batch_size=20, average=0.9),
+        callbacks=[follow],
+    )
     assert follow.average is not None
     for parameter, expected in zip(task.parameters(), follow.average, strict=True):
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-6)

@@ -87,7 +87,9 @@ def assert_same(one: Path, other: Path) -> None:
         assert a.tensors[kind].keys() == b.tensors[kind].keys()
         for name in a.tensors[kind]:
             x, y = a.tensors[kind][name], b.tensors[kind][name]
-            same = torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)  # NaN stands for "none" in random states
+            same = torch.allclose(
+                x, y, rtol=0, atol=0, equal_nan=True
+            )  # NaN stands for "none" in random states
             assert x.dtype == y.dtype, f"{kind}: {name}"
             assert same, f"{kind}: {name}"
 
@@ -99,7 +101,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("step", [5, 10, 7, 1, 20], ids=["boundary", "boundary2", "mid-epoch", "first", "last"])
+@pytest.mark.parametrize(
+    "step", [5, 10, 7, 1, 20], ids=["boundary", "boundary2", "mid-epoch", "first", "last"]
+)
 def test_interrupted_once_after_a_step(whole: Path, tmp_path: Path, step: int) -> None:
     with pytest.raises(Crash):
         train(tmp_path / "run", crash_step=step)
@@ -195,9 +199,7 @@ def test_early_stopping_survives_resuming(tmp_path: Path) -> None:
 def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
     fit(classifier(), classes(), epochs=1, train=often(), store=folder(tmp_path / "run"))
     with pytest.raises(InputError, match=r"(?s)resuming with .*'rows': 80.*expected: .*'rows': 90"):
-        fit(
-            classifier(), classes(80), epochs=2, train=often(), store=folder(tmp_path / "run", resume=True)
-        )
+        fit(classifier(), classes(80), epochs=2, train=often(), store=folder(tmp_path / "run", resume=True))
 
 
 def test_resuming_another_model_is_refused(tmp_path: Path) -> None:

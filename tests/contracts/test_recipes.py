@@ -1,0 +1,176 @@
+"""Every registered recipe: reaches its expected result, takes one's own file, and its run can be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import quire.recipes  # noqa: F401
+from quire.errors import InputError
+from quire.recipes.base import RECIPES, RunOptions
+from quire.recipes.execute import Outcome, execute
+from quire.runs import load
+from tests.recipes.examples import target_for, write_csv
+
+NAMES = list(RECIPES)
+
+
+def options_for(name: str, folder: Path, **given: Any) -> RunOptions:
+    """Options to train `name` on a file of one's own; a recipe that builds on another run gets one."""
+    recipe = RECIPES[name]
+    fields = {field.name for field in dataclasses.fields(recipe.options)}
+    data = folder / "mine.csv"
+    if not data.exists():
+        write_csv(data)
+    if "source" in fields:
+        source = folder / "source"
+        if not source.exists():
+            mlp = RECIPES["mlp"]
+            table = dataclasses.replace(mlp.options().table, drop=("kind",))
+            execute(
+                mlp, mlp.options(data=data, target="label", out=source, epochs=2, quiet=True, table=table)
+            )
+        given["source"] = source
+    given = {"epochs": 2, "out": folder / "run", **given}
+    return recipe.options(data=data, target=target_for(recipe), quiet=True, **given)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def train(name: str) -> tuple[Outcome, RunOptions]:
+        folder = tmp_path_factory.mktemp(name)
+        options = options_for(name, folder)
+        return execute(RECIPES[name], options, command=f"quire train {name}"), options
+
+    return train
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_expected_result_is_reached_on_built_in_data(name: str, tmp_path: Path) -> None:
+    recipe = RECIPES[name]
+    outcome = execute(recipe, recipe.options(out=tmp_path / "run", quiet=True))
+    assert outcome.expected_met, f"{recipe.expected}: {outcome.measures}"
+    assert outcome.report.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_on_ones_own_file_is_complete(name: str, runs: Any) -> None:
+    outcome, _ = runs(name)
+    for file in (
+        "config.toml",
+        "metrics.jsonl",
+        "result.json",
+        "predictions.parquet",
+        "report.html",
+        "log.txt",
+    ):
+        assert (outcome.run / file).is_file(), file
+    assert outcome.expected_met is None
+    assert not list(outcome.run.rglob("*.tmp"))
+    for split in ("train", "validation", "test"):
+        assert all(np.isfinite(v) for v in outcome.measures[split].values()), outcome.measures[split]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluate_repeats_the_measures_of_training(name: str, runs: Any) -> None:
+    outcome, _ = runs(name)
+    again = load(outcome.run).evaluate()
+    for split, measures in again.items():
+        for measure, value in measures.items():
+            assert value == pytest.approx(outcome.measures[split][measure], rel=1e-5, abs=1e-6), measure
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predict_applies_the_saved_preparation(name: str, runs: Any, tmp_path: Path) -> None:
+    """Rows of the test part, shuffled columns and no target: the predictions are those of the run."""
+    outcome, options = runs(name)
+    kept = pq.read_table(outcome.run / "predictions.parquet")
+    lines = options.data.read_text().splitlines()
+    cells = [line.split(",") for line in (lines[0], *(lines[row - 1] for row in kept["row"].to_pylist()))]
+    columns = ["day", "fast", "colour", "kind", "label", "value", "size"]
+    targets = options.target.split(",")
+    chosen = [cells[0].index(c) for c in columns if c not in targets]
+    new = tmp_path / "new.csv"
+    new.write_text("".join(",".join(row[i] for i in chosen) + "\n" for row in cells))
+    predicted = load(outcome.run).predict(new)
+    assert predicted.num_rows == kept.num_rows
+    for column in [c for c in kept.column_names if c.endswith("prediction")]:
+        ours, theirs = predicted[column].to_pylist(), kept[column].to_pylist()
+        if isinstance(theirs[0], float):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+        else:
+            assert ours == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".onnx", ".pt2"])
+@pytest.mark.parametrize("name", NAMES)
+def test_export_agrees_with_the_run(name: str, ending: str, runs: Any, tmp_path: Path) -> None:
+    outcome, _ = runs(name)
+    facts = load(outcome.run).export(tmp_path / f"model{ending}")
+    assert facts["largest_difference"] <= 1e-4
+    assert [path.name for path in tmp_path.iterdir()] == [f"model{ending}"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resuming_takes_the_run_to_where_a_longer_one_would_be(name: str, runs: Any, tmp_path: Path) -> None:
+    _, options = runs(name)
+    longer = dataclasses.replace(options, epochs=3)
+    whole = execute(RECIPES[name], dataclasses.replace(longer, out=tmp_path / "whole"))
+    short = execute(RECIPES[name], dataclasses.replace(options, out=tmp_path / "short"))
+    resumed = execute(RECIPES[name], dataclasses.replace(longer, out=None, resume=short.run))
+    assert resumed.measures == whole.measures
+    assert short.measures != whole.measures
+
+
+def test_resuming_with_other_options_or_data_is_refused(runs: Any, tmp_path: Path) -> None:
+    options = options_for("mlp", tmp_path)
+    execute(RECIPES["mlp"], options)
+    resume = dataclasses.replace(options, out=None, resume=tmp_path / "run")
+    with pytest.raises(InputError, match="other values of --seed"):
+        execute(RECIPES["mlp"], dataclasses.replace(resume, seed=1))
+    softmax = RECIPES["softmax"]
+    with pytest.raises(InputError, match="is a run of the recipe 'mlp'"):
+        execute(softmax, softmax.options(data=options.data, resume=tmp_path / "run"))
+    with pytest.raises(InputError, match="does not exist"):
+        execute(RECIPES["mlp"], dataclasses.replace(resume, resume=tmp_path / "nothing"))
+    write_csv(tmp_path / "mine.csv", seed=5)
+    with pytest.raises(InputError, match="has changed since"):
+        execute(RECIPES["mlp"], resume)
+
+
+def test_an_existing_run_is_not_overwritten(runs: Any) -> None:
+    outcome, options = runs("mlp")
+    before = (outcome.run / "result.json").read_bytes()
+    with pytest.raises(InputError, match="exists already"):
+        execute(RECIPES["mlp"], options)
+    assert (outcome.run / "result.json").read_bytes() == before
+
+
+def test_bad_data_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n3\n")
+    mlp = RECIPES["mlp"]
+    with pytest.raises(InputError, match=r"bad.csv:3"):
+        execute(mlp, mlp.options(data=tmp_path / "bad.csv", out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_run_names_everything_needed_to_repeat_it(runs: Any) -> None:
+    outcome, options = runs("softmax")
+    run = load(outcome.run)
+    assert dataclasses.replace(run.options(), quiet=True) == dataclasses.replace(
+        options, data=options.data.resolve()
+    )
+    assert run.config["versions"].keys() == {"quire", "torch", "python"}
+    assert run.config["command"] == "quire train softmax"
+    result = json.loads((outcome.run / "result.json").read_text())
+    assert result["layers"][-1]["parameters"] == result["parameters"]
