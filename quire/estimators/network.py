@@ -41,7 +41,8 @@ class Scaling(NamedTuple):
     @classmethod
     def of(cls, values: Tensor, *, active: bool = True) -> Scaling:
         values = values.double()
-        mean, deviation = values.mean(0), values.std(0, correction=0)
+        mean = values.mean(0)
+        deviation = (values - mean).square().mean(0).sqrt()
         if not active:
             return cls(to_numpy(torch.zeros_like(mean)), to_numpy(torch.ones_like(mean)))
         # The rounding of the mean makes a constant column look as if it varied.
@@ -68,12 +69,10 @@ class _Plateau(Callback):
 
     def __init__(self, patience: int, tol: float) -> None:
         self.stopping = EarlyStopping(patience, tol)
-        self.reached = False
 
     def on_record(self, descent: Descent, record: dict[str, Any]) -> None:
         if record["split"] == "train" and self.stopping.update(float(record["values"]["loss"])):
-            self.reached = True
-            descent.total = descent.step
+            descent.stop()
 
 
 def is_number(value: Any, low: float, high: float, *, whole: bool = False) -> bool:
@@ -154,7 +153,7 @@ def train_network(
     `members`: how many nets' losses the task adds up; curves and `tol` are those of one.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         task = make_task()
     batch_size = min(int(estimator.batch_size), len(data))
     optim = Optim(
@@ -178,8 +177,7 @@ def train_network(
         task, data, validation, epochs=int(estimator.max_iter), optim=optim, train=options, seed=seed,
         device=device, callbacks=() if validation else (plateau,), train_measures=False,
     )  # fmt: skip
-    settled = result.stopped == "early" or plateau.reached
-    if not settled and patience < estimator.max_iter:
+    if result.stopped != "early" and patience < estimator.max_iter:
         warnings.warn(
             f"{type(estimator).__name__} still improved after max_iter={estimator.max_iter} epochs. Raise "
             "max_iter to train on, or set n_iter_no_change=max_iter to train for exactly that many.",

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.backprop.ensemble import EnsembleEngine
 from quire.data.batch import Batch, Data
@@ -26,7 +26,8 @@ from quire.errors import InputError
 from quire.models.ensemble import MLPEnsemble
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, Heteroscedastic, Regression, build_head
-from quire.train.task import TASKS, Task, Weight
+from quire.tasks.supervised import engine_loss
+from quire.train.task import TASKS, Explicit, Task, Weight
 
 COUNTS = "counts"
 
@@ -57,11 +58,13 @@ class Bagging(Task):
         self.head = head
         self.out_of_bag: dict[str, float] = {}
         """Measures of out-of-bag predictions on the training rows; filled by `finish`."""
-        self._engine: EnsembleEngine | None = None
 
     @property
     def members(self) -> int:
         return self.model.config.members
+
+    def is_bias(self, name: str, parameter: nn.Parameter) -> bool:
+        return name.startswith("model.biases.")
 
     # -- Loss ----------------------------------------------------------------------------------
 
@@ -78,20 +81,12 @@ class Bagging(Task):
         counts = batch.fields.get(COUNTS)
         return losses.sum() if counts is None else (losses * counts.T.to(losses.dtype)).sum()
 
-    def explicit_gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor] | None:
-        loss, target = _explicit_loss(self.head), batch.target
-        if loss is None or batch.inputs.device.type != "cpu":
+    def explicit(self) -> Explicit | None:
+        head, loss = self.head, engine_loss(self.head)
+        first = self.model.weights[0]
+        if loss is None or first.device.type != "cpu" or not EnsembleEngine.supports(self.model, first.dtype):
             return None
-        if self._engine is None:
-            if not EnsembleEngine.supports(self.model, batch.inputs.dtype):
-                return None
-            self._engine = EnsembleEngine(self.model)
-        if loss == "cross_entropy" and int(target.min()) < 0:  # rows without a class are autograd's
-            return None
-        if isinstance(self.head, Gaussian):
-            target = self.head.standardise(target.reshape(len(batch), -1))
-        counts, factor = batch.fields.get(COUNTS), factors["members"]
-        return {"members": self._engine.gradients(batch.inputs, target, counts, factor, loss=loss)}
+        return EnsembleGradients(EnsembleEngine(self.model), head, loss)
 
     # -- Measures ------------------------------------------------------------------------------
 
@@ -112,7 +107,6 @@ class Bagging(Task):
         """Judge on out-of-bag rows, and take the noise of a squared-error head from them: the mean of
         (error² − spread²), so that noise and spread together explain the error. Without bootstrap the
         validation rows serve, or the training rows if there are fewer than 30."""
-        self._engine = None  # its buffers are of no more use
         estimates_noise = isinstance(self.head, Gaussian) and self.head.loss == "squared"
         if estimates_noise:
             source = validation if validation is not None and len(validation) >= 30 else data
@@ -205,11 +199,21 @@ class Bagging(Task):
         return cls(model, build_head(spec["head"]))
 
 
-def _explicit_loss(head: Head) -> str | None:
-    """The engine's name of a head's loss, where it has one."""
-    if isinstance(head, Categorical) and not head.label_smoothing and head.class_weights is None:
-        return "cross_entropy"
-    return "squared" if isinstance(head, Gaussian) and head.loss == "squared" else None
+@final
+class EnsembleGradients(Explicit):
+    """The four equations for all members at once."""
+
+    def __init__(self, engine: EnsembleEngine, head: Head, loss: str) -> None:
+        self.engine, self.head, self.loss = engine, head, loss
+
+    def gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor] | None:
+        target, counts = batch.target, batch.fields.get(COUNTS)
+        if self.loss == "cross_entropy" and target.min().item() < 0:  # rows without a class are autograd's
+            return None
+        if isinstance(self.head, Gaussian):
+            target = self.head.standardise(target.reshape(len(batch), -1))
+        factor = factors["members"]
+        return {"members": self.engine.gradients(batch.inputs, target, counts, factor, loss=self.loss)}
 
 
 def moments(values: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,20 +9,26 @@ the order of the heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from quire.backprop.fast import DenseEngine
-from quire.data.batch import Batch, Data
+from quire.backprop.fast import DenseEngine, LossFunction
+from quire.data.batch import Batch, Data, TensorData
 from quire.errors import InputError
+from quire.functional.dense import one_hot
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, build_head
-from quire.train.task import TASKS, Task, Weight
+from quire.train.task import TASKS, Explicit, Task, Weight
 
 ALONE = "target"
+
+STAGED = "target.staged"
+"""The target as the engine wants it; there only while training, and only if no row is ignored."""
+MOST_STAGED = 2**24
+"""Numbers in staged targets: 64 MiB, beyond which class numbers are used as they are."""
 
 
 @final
@@ -49,7 +55,6 @@ class Supervised(Task):
             raise InputError(
                 f"scales for {', '.join(unknown)}", expected=f"names among {', '.join(self.heads)}"
             )
-        self._engine: DenseEngine | None = None
 
     @property
     def head(self) -> Head:
@@ -64,12 +69,13 @@ class Supervised(Task):
     # -- Loss ----------------------------------------------------------------------------------
 
     def weigh(self, batch: Batch) -> dict[str, Weight]:
+        if STAGED in batch.fields:  # no target is ignored, so their number is all there is to count
+            return {ALONE: float(batch.fields[ALONE].numel())}
         weights: dict[str, Weight] = {}
         for name, head in self.named_heads():
             weight = head.weigh(batch.fields[self._field(name)])
             # On the CPU a number costs less than the tensor arithmetic that would follow.
-            on_host = isinstance(weight, Tensor) and weight.device.type == "cpu"
-            weights[name] = float(weight) if on_host else weight
+            weights[name] = weight if isinstance(weight, float) or weight.is_cuda else weight.item()
         return weights
 
     def terms(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
@@ -82,22 +88,15 @@ class Supervised(Task):
             for name, head in self.named_heads()
         }
 
-    def explicit_gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor] | None:
-        if len(self.heads) > 1 or batch.inputs.device.type != "cpu":
+    def explicit(self) -> Explicit | None:
+        if len(self.heads) > 1:
             return None
-        head = self.head
-        loss = _explicit_loss(head)
-        if self._engine is None:
-            dtype = batch.inputs.dtype
-            if loss is None or not DenseEngine.supports(self.model, loss, "cpu", dtype):
-                return None
-            self._engine = DenseEngine(self.model)
-        target = batch.target
-        if isinstance(head, Gaussian):
-            target = head.standardise(target.unsqueeze(-1) if target.dim() == 1 else target)
-        assert loss is not None
-        factor = factors[ALONE]
-        return {ALONE: self._engine.gradients(batch.inputs, target, factor, loss=loss)}
+        # Losses that the engine does not know are differentiated by autograd, but at the output only.
+        loss = engine_loss(self.head) or self.head.loss_sum
+        parameter = next(self.model.parameters())
+        if not DenseEngine.supports(self.model, loss, parameter.device, parameter.dtype):
+            return None
+        return DenseGradients(DenseEngine(self.model), self.head, loss)
 
     # -- Measures ------------------------------------------------------------------------------
 
@@ -168,8 +167,8 @@ class Supervised(Task):
 
     # -- Shape ---------------------------------------------------------------------------------
 
-    def named_heads(self) -> list[tuple[str, Head]]:
-        return list(self.heads.items())  # type: ignore[arg-type]
+    def named_heads(self) -> Iterable[tuple[str, Head]]:
+        return self.heads._modules.items()  # type: ignore[return-value]
 
     def share(self, raw: Tensor) -> dict[str, Tensor]:
         """The model's outputs, shared out among the heads."""
@@ -202,7 +201,40 @@ class Supervised(Task):
         return cls(build_model(spec["model"]), heads, spec["scales"], spec["step_factors"])
 
 
-def _explicit_loss(head: Head) -> str | None:
+@final
+class DenseGradients(Explicit):
+    """The four equations for a task of one head."""
+
+    def __init__(self, engine: DenseEngine, head: Head, loss: str | LossFunction) -> None:
+        self.head, self.loss = head, loss
+        self.step = engine.bound(loss)
+
+    def stage(self, data: Data) -> Data:
+        """Class numbers as one-hot rows and values in units of the head, made once."""
+        if not isinstance(data, TensorData) or not isinstance(self.loss, str):
+            return data
+        target, head = data.target, self.head
+        if isinstance(head, Gaussian):
+            staged = head.standardise(target.reshape(len(target), -1))
+        elif len(target) * head.dim <= MOST_STAGED and target.dim() == 1 and (target >= 0).all():
+            staged = one_hot(target, head.dim).to(data.inputs.dtype)
+        else:
+            return data
+        return TensorData({**data.fields, STAGED: staged})
+
+    def gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor]:
+        fields = batch.fields
+        target = fields.get(STAGED)
+        if target is None:
+            target = fields[ALONE]
+            if self.loss == "squared":
+                assert isinstance(self.head, Gaussian)
+                target = self.head.standardise(target.reshape(len(target), -1))
+        inputs = fields["inputs"]
+        return {ALONE: self.step(inputs if inputs.dim() == 2 else inputs.flatten(1), target, factors[ALONE])}
+
+
+def engine_loss(head: Head) -> str | None:
     """The engine's name of a head's loss, where it has one."""
     if isinstance(head, Categorical) and not head.label_smoothing and head.class_weights is None:
         return "cross_entropy"

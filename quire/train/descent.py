@@ -32,6 +32,7 @@ from quire.train.progress import Progress
 from quire.train.randomness import random_state, restore_random_state, seed_everything
 from quire.train.step import Stepper
 from quire.train.task import Task
+from quire.train.threads import threads_for
 
 Record = dict[str, Any]
 State = dict[str, Tensor]
@@ -140,6 +141,7 @@ class Descent:
             train.patience, train.min_delta, higher_is_better=train.monitor in task.higher_is_better
         )
         self.stepper = Stepper(task, optim, train, device, self.total)
+        self.staged = self.stepper.gradients.stage(self.data)
         self.running = Running(device.type == "cpu")
         self.sample = self._training_sample() if train_measures else None
         self.average = self._start_average() if train.average else None
@@ -150,6 +152,11 @@ class Descent:
         self.seconds_before = 0.0
         self.last_save = time.perf_counter()
         self.wants_stop = False
+        self.asked_to_stop = False
+
+    def operations(self) -> int:
+        """A step's floating-point operations, as dense layers would have them: 6 a weight and sample."""
+        return 6 * self.batch_size * sum(p.numel() for p in self.task.parameters())
 
     # -- The loop ------------------------------------------------------------------------------
 
@@ -186,7 +193,7 @@ class Descent:
         epoch, offset = divmod(self.step, self.steps_per_epoch)
         order = epoch_order(len(self.data), self.seed, epoch, shuffle=self.train.shuffle)
         every = self.train.checkpoint_every
-        for batch in self.data.batches(order, self.batch_size, start=offset):
+        for batch in self.staged.batches(order, self.batch_size, start=offset):
             self.running.add(*self.stepper.step(self._on_device(batch), self.step))
             self.step += 1
             if self.average is not None:
@@ -200,6 +207,7 @@ class Descent:
             validated = last or self.step % self.validate_every == 0
             if validated:
                 early = self._validate()
+            early = early or self.asked_to_stop
             if last or early:
                 return early
             if self.store:
@@ -223,6 +231,10 @@ class Descent:
         self.task.finish(self.data, self.validation)
         if self.store:
             self.save(weights=last, final=snapshot(self.task))
+
+    def stop(self) -> None:
+        """End training after the step under way, as if patience had run out; for callbacks."""
+        self.asked_to_stop = True
 
     # -- Judging -------------------------------------------------------------------------------
 
@@ -459,10 +471,12 @@ def fit(
     before = random_state()  # training has its own stream of random numbers and leaves the caller's alone
     seed_everything(seed)
     try:
-        return Descent(
+        descent = Descent(
             task, data, validation, epochs=epochs, steps=steps, optim=optim or Optim(),
             train=train or Train(), seed=seed, device=torch.device(device), store=store,
             progress=progress or Progress(), callbacks=callbacks, train_measures=train_measures,
-        ).run()  # fmt: skip
+        )  # fmt: skip
+        with threads_for(descent.operations()):
+            return descent.run()
     finally:
         restore_random_state(before)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from quire.data.batch import Batch
+from quire.data.batch import Batch, Data
 from quire.errors import InputError
 from quire.train.task import Task, Weight
 
@@ -76,8 +76,11 @@ class Gradients:
     ) -> None:
         self.task = task
         self.autocast = autocast or nullcontext
-        self.explicit = explicit
+        self.explicit = task.explicit() if explicit else None
         self.alone = len(task.players) == 1
+
+    def stage(self, data: Data) -> Data:
+        return self.explicit.stage(data) if self.explicit else data
 
     def __call__(self, micro: list[Batch], factors: Mapping[str, Weight], player: str) -> Sums:
         task = self.task
@@ -85,9 +88,8 @@ class Gradients:
             return self._coupled(micro, factors)
         total: Sums = {}
         for batch in micro:
-            sums = task.explicit_gradients(batch, factors) if self.explicit else None
+            sums = self.explicit.gradients(batch, factors) if self.explicit else None
             if sums is None:
-                self.explicit = False
                 with self.autocast():
                     sums = task.terms(batch, player)
                 self._backward(combine(factors, sums), player)

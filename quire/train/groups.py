@@ -7,7 +7,7 @@ instead of one per tensor: 12 µs against 32 µs for two dense layers on two cor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +49,9 @@ class Group:
 
 
 def make_groups(
-    parameters: Mapping[str, nn.Parameter], *, decay_biases: bool, step_factors: Mapping[str, float]
+    parameters: Mapping[str, nn.Parameter], *, undecayed: Collection[str], step_factors: Mapping[str, float]
 ) -> list[Group]:
-    """Groups by type, device, decay and step factor; vectors (biases, norms) may be left undecayed."""
+    """Groups by type, device, decay and step factor."""
     if not parameters:
         raise InputError(
             "a player without trainable parameters",
@@ -60,8 +60,7 @@ def make_groups(
         )
     found: dict[tuple[object, ...], dict[str, nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        decays = decay_biases or parameter.ndim > 1
-        key = (parameter.dtype, parameter.device, decays, step_factors.get(name, 1.0))
+        key = (parameter.dtype, parameter.device, name not in undecayed, step_factors.get(name, 1.0))
         found.setdefault(key, {})[name] = parameter
     return [
         Group(members, decays=bool(key[2]), step_factor=float(key[3]))  # type: ignore[arg-type]

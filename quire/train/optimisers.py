@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -68,21 +69,25 @@ class Adam(Optimiser):
         self.first = [torch.zeros_like(g.flat) for g in groups]
         self.second = [torch.zeros_like(g.flat) for g in groups]
         self.taken = [torch.zeros((), device=g.flat.device) for g in groups]
-        decoupled = options.decay == "decoupled"
-        self.kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        self.one = torch.ones((), device=groups[0].flat.device)
+        # Everything but the step size is known now; gathering it in each step would cost 6 µs.
+        fused = torch._fused_adamw_ if options.decay == "decoupled" else torch._fused_adam_
+        self.kernels = [
+            partial(
+                fused, [group.flat], [group.grad], [m], [v], [], [taken],
+                beta1=options.beta1, beta2=options.beta2, eps=options.eps,
+                weight_decay=options.weight_decay if group.decays else 0.0,
+                amsgrad=False, maximize=False, grad_scale=None,
+            )
+            for group, m, v, taken in zip(groups, self.first, self.second, self.taken, strict=True)
+        ]  # fmt: skip
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
-        o = self.options
-        for group, m, v, taken in zip(self.groups, self.first, self.second, self.taken, strict=True):
-            taken += 1
-            self.kernel(
-                [group.flat], [group.grad], [m], [v], [], [taken],
-                lr=lr * group.step_factor, beta1=o.beta1, beta2=o.beta2, eps=o.eps,
-                weight_decay=o.weight_decay if group.decays else 0.0,
-                amsgrad=False, maximize=False, grad_scale=None, found_inf=skip,
-            )  # fmt: skip
+        for group, taken, kernel in zip(self.groups, self.taken, self.kernels, strict=True):
+            taken.add_(self.one)
+            kernel(lr=lr * group.step_factor, found_inf=skip)
             if skip is not None:
-                taken -= skip
+                taken.sub_(skip)
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"first": self.first, "second": self.second}

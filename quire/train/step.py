@@ -6,7 +6,6 @@ Nothing here knows what a player is; clipping, noise, precision and the guard wo
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -32,7 +31,8 @@ class Player:
         self.options = options
         parameters = task.player_parameters(name)
         factors = {key: task.step_factor(key) for key in parameters}
-        self.groups = make_groups(parameters, decay_biases=options.decay_biases, step_factors=factors)
+        biases = [] if options.decay_biases else [n for n, p in parameters.items() if task.is_bias(n, p)]
+        self.groups = make_groups(parameters, undecayed=biases, step_factors=factors)
         self.optimiser = make_optimiser(self.groups, options)
 
     def clear(self) -> None:
@@ -44,11 +44,10 @@ class Player:
             return torch.linalg.vector_norm(self.groups[0].grad)
         return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.grad) for g in self.groups]))
 
-    def regularise(self) -> None:
+    def add_l1(self) -> None:
         """The gradient of the L1 penalty, l1·sign(w)."""
-        if self.options.l1:
-            for group in self.groups:
-                group.grad.add_(group.flat.sign(), alpha=self.options.l1)
+        for group in self.groups:
+            group.grad.add_(group.flat.sign(), alpha=self.options.l1)
 
     def clip(self, norm: Tensor) -> None:
         """By value first, then g ← (γ/‖g‖)g where ‖g‖ > γ."""
@@ -98,6 +97,8 @@ class Stepper:
         if train.compile:
             for module in task.children():
                 module.compile()
+        self.input_noise, self.weight_noise = train.noise.inputs, train.noise.weights
+        self.clips = optim.clip_norm is not None or optim.clip_value is not None
         self.on_host = device.type == "cpu"
         self.skip = None if self.on_host else torch.zeros((), device=device)
         self.suspects: list[tuple[int, str, Batch, Tensor]] = []
@@ -113,23 +114,29 @@ class Stepper:
     def step(self, batch: Batch, number: int) -> tuple[Sums, Weights]:
         """Step `number` (counted from 0) on `batch`; returns what was differentiated."""
         task, train = self.task, self.train
-        if train.noise.inputs:
-            batch = batch.replace(inputs=gaussian_noise(batch.inputs, train.noise.inputs))
-        micro = [batch] if train.micro_batches == 1 else batch.split(train.micro_batches)
-        weights = task.weigh(batch) if len(micro) == 1 else add_weights(task.weigh(part) for part in micro)
+        if self.input_noise:
+            batch = batch.replace(inputs=gaussian_noise(batch.inputs, self.input_noise))
+        if train.micro_batches == 1:
+            micro, weights = [batch], task.weigh(batch)
+        else:
+            micro = batch.split(train.micro_batches)
+            weights = add_weights(task.weigh(part) for part in micro)
         factors = loss_factors(task, weights)
         shown: Sums = {}
         for player in self.players:
             player.clear()
-            noise = train.noise.weights
-            flats = [group.flat for group in player.groups]
-            with perturbed(flats, noise) if noise else nullcontext():
+            if self.weight_noise:
+                with perturbed([group.flat for group in player.groups], self.weight_noise):
+                    sums = self.gradients(micro, factors, player.name)
+            else:
                 sums = self.gradients(micro, factors, player.name)
-            player.regularise()
+            if self.optim.l1:
+                player.add_l1()
             norm = player.norm()
             self._guard(norm, sums, batch, number, player)
-            player.clip(norm)
-            player.optimiser.step(self.lr(number), self.skip)
+            if self.clips:
+                player.clip(norm)
+            player.optimiser.step(self.constant_lr or self.lr(number), self.skip)
             shown = {**shown, **sums} if shown else sums
         return shown, weights
 

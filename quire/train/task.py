@@ -27,6 +27,21 @@ from quire.registry import Registry
 
 Weight = float | Tensor
 
+
+class Explicit(ABC):
+    """A way to the gradients without autograd, for models so small that autograd's bookkeeping is what
+    a step costs."""
+
+    def stage(self, data: Data) -> Data:
+        """The training data with whatever can be computed once instead of in each step."""
+        return data
+
+    @abstractmethod
+    def gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor] | None:
+        """Add the gradient of Σ factor·term to each parameter's ``.grad`` and return the sums; None
+        where a batch is autograd's after all."""
+
+
 TASKS: Registry[type[Task]] = Registry("task")
 
 
@@ -53,6 +68,11 @@ class Task(nn.Module, ABC):
         """Factor of the step size of one parameter, for parts that should move more slowly."""
         return 1.0
 
+    def is_bias(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether ``--no-optim.decay_biases`` leaves a parameter undecayed: biases and norms, which are
+        the vectors of a model."""
+        return parameter.ndim <= 1
+
     @abstractmethod
     def weigh(self, batch: Batch) -> dict[str, Weight]:
         """The weight of each term in this batch, counted before anything is computed."""
@@ -69,10 +89,8 @@ class Task(nn.Module, ABC):
         """The terms of a coupled loss from the representations of the whole batch."""
         raise NotImplementedError
 
-    def explicit_gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor] | None:
-        """Add the gradient of Σ factor·term to each parameter's ``.grad`` without autograd and return
-        the sums, or return None to leave it to autograd. For models small enough that autograd's
-        bookkeeping, not arithmetic, is what a step costs."""
+    def explicit(self) -> Explicit | None:
+        """The way around autograd, None to leave the gradients to it. Asked when training starts."""
         return None
 
     @torch.no_grad()

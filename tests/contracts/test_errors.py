@@ -3,13 +3,15 @@ nothing left behind."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-import quire.recipes  # noqa: F401
+import quire.recipes
 from quire.cli.main import main
 from quire.errors import DataError, InputError, NonFiniteError
 from quire.options import Table
@@ -26,7 +28,7 @@ class Case(NamedTuple):
     content: bytes
     message: str
     """Begins with file:line:column where the mistake has a place."""
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 def changed(line: int, text: str, lines: list[str] | None = None) -> bytes:

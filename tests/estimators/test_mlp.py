@@ -10,7 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from quire.errors import InputError
+from quire.errors import InputError, NonFiniteError
 from quire.estimators import MLPClassifier, MLPRegressor
 
 
@@ -85,6 +85,20 @@ def test_random_state_decides_everything(digits: list[np.ndarray]) -> None:
     np.testing.assert_array_equal(first, second)
     assert not np.allclose(first, third)
     assert torch.equal(state, torch.get_rng_state()), "the caller's random numbers are left alone"
+
+
+def test_number_of_threads_is_given_back(digits: list[np.ndarray]) -> None:
+    X, _, y, _ = digits
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        MLPClassifier((4,), **fixed(1)).fit(X, y)
+        assert torch.get_num_threads() == 2
+        with pytest.raises(NonFiniteError):
+            MLPRegressor((4,), **fixed(5, solver="sgd", learning_rate_init=1e30)).fit(X, y)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_alpha_shrinks_weights(digits: list[np.ndarray]) -> None:

@@ -67,7 +67,9 @@ def test_explicit_gradients_are_those_of_autograd(head: Head) -> None:
     task.terms(rows)["members"].div(10).backward()
     expected = {name: p.grad.clone() for name, p in task.model.named_parameters()}
     task.zero_grad()
-    sums = task.explicit_gradients(rows, {"members": 0.1})
+    explicit = task.explicit()
+    assert explicit is not None
+    sums = explicit.gradients(rows, {"members": 0.1})
     torch.testing.assert_close(sums["members"], task.terms(rows)["members"].detach(), rtol=1e-10, atol=0)
     for name, parameter in task.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)
@@ -75,10 +77,12 @@ def test_explicit_gradients_are_those_of_autograd(head: Head) -> None:
 
 def test_what_autograd_must_do() -> None:
     for head in (Categorical(3, label_smoothing=0.1), Gaussian(1, loss="nll"), Heteroscedastic(1)):
-        assert make(head).explicit_gradients(batch(head), {"members": 0.1}) is None
+        assert make(head).explicit() is None
     rows = batch(Categorical(3))
     ignored = rows.replace(target=torch.full_like(rows.target, -100))
-    assert make(Categorical(3)).explicit_gradients(ignored, {"members": 0.1}) is None
+    explicit = make(Categorical(3)).explicit()
+    assert explicit is not None
+    assert explicit.gradients(ignored, {"members": 0.1}) is None
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: repr(head))
