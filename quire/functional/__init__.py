@@ -55,7 +55,7 @@ from quire.functional.convexity import (
     convexity_violation,
     jensen_gap,
 )
-from quire.functional.dense import (
+from quire.functional.feedforward import (
     dense,
     from_one_hot,
     mlp,

@@ -196,7 +196,7 @@ def run_config(recipe: str, options: RunOptions, command: str) -> dict[str, Any]
         "format": 1,
         "recipe": recipe,
         "command": command,
-        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "date": datetime.now().strftime("%Y-%m-%d %H:%M"),
         "versions": {
             "quire": quire.__version__,
             "torch": torch.__version__,

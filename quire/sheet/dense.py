@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributions, nn
 
-from quire.functional.dense import (
+from quire.functional.feedforward import (
     dense,
     from_one_hot,
     mlp,

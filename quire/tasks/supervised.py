@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from quire.backprop.fast import DenseEngine, LossFunction
 from quire.data.batch import Batch, Data, TensorData
 from quire.errors import InputError
-from quire.functional.dense import one_hot
+from quire.functional.feedforward import one_hot
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, build_head
 from quire.train.task import TASKS, Explicit, Task, Weight

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import InputError
-from quire.functional.dense import mlp
+from quire.functional.feedforward import mlp
 from quire.functional.regions import line_regions, plane_regions, sawtooth
 
 ZERO, ONE = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)

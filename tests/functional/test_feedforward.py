@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from quire.errors import InputError
-from quire.functional import dense as F
+from quire.functional import feedforward as F
 
 
 def test_dense_and_mlp_by_hand() -> None:
