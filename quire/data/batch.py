@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -25,6 +26,8 @@ class Batch:
 
     fields: Mapping[str, Tensor]
     rows: Tensor
+    complete: bool = False
+    """True where it is known that no target is ignored, so that nothing has to be counted."""
 
     @property
     def inputs(self) -> Tensor:
@@ -38,7 +41,7 @@ class Batch:
         return len(self.rows)
 
     def replace(self, **fields: Tensor) -> Batch:
-        return Batch({**self.fields, **fields}, self.rows)
+        return Batch({**self.fields, **fields}, self.rows, self.complete and "target" not in fields)
 
     def split(self, parts: int) -> list[Batch]:
         """At most `parts` micro-batches whose sizes differ by at most one."""
@@ -47,7 +50,10 @@ class Batch:
         sizes = [len(piece) for piece in torch.tensor_split(self.rows, min(parts, len(self)))]
         pieces = {name: torch.split(value, sizes) for name, value in self.fields.items()}
         rows = torch.split(self.rows, sizes)
-        return [Batch({name: pieces[name][i] for name in pieces}, rows[i]) for i in range(len(sizes))]
+        return [
+            Batch({name: pieces[name][i] for name in pieces}, rows[i], self.complete)
+            for i in range(len(sizes))
+        ]
 
 
 class Data(Protocol):
@@ -89,12 +95,18 @@ class TensorData:
     def device(self) -> torch.device:
         return next(iter(self.fields.values())).device
 
+    @cached_property
+    def complete(self) -> bool:
+        """Whether every class number is one: ignored targets are negative."""
+        targets = [value for name, value in self.fields.items() if name.startswith("target")]
+        return not any(bool((t < 0).any()) for t in targets if not t.is_floating_point())
+
     def to(self, device: torch.device | str) -> TensorData:
         return TensorData({name: value.to(device) for name, value in self.fields.items()})
 
     def take(self, rows: Tensor) -> Batch:
         where = rows.to(self.device)
-        return Batch({name: value[where] for name, value in self.fields.items()}, rows)
+        return Batch({name: value[where] for name, value in self.fields.items()}, rows, self.complete)
 
     def subset(self, rows: Tensor) -> TensorData:
         return TensorData(dict(self.take(rows).fields))
@@ -112,7 +124,7 @@ class TensorData:
             gathered = self.take(chunk)
             pieces = {name: torch.split(value, batch_size) for name, value in gathered.fields.items()}
             for i in range(start, len(parts)):
-                yield Batch({name: pieces[name][i] for name in pieces}, parts[i])
+                yield Batch({name: pieces[name][i] for name in pieces}, parts[i], self.complete)
             start = 0
 
 

@@ -42,6 +42,11 @@ class Head(nn.Module, ABC):
         """How many numbers the backbone must give for each row."""
         return self.dim
 
+    @property
+    def counts_all(self) -> bool:
+        """Whether every target that is not ignored counts once, so that their number is their weight."""
+        return True
+
     @abstractmethod
     def loss_each(self, raw: Tensor, target: Tensor) -> Tensor:
         """The loss of each row, summed over whatever a row holds; (B,)."""

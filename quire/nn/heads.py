@@ -87,6 +87,10 @@ class Categorical(Head):
         weights = None if class_weights is None else torch.tensor(list(class_weights))
         self.register_buffer("class_weights", weights)
 
+    @property
+    def counts_all(self) -> bool:
+        return self.class_weights is None
+
     def options(self) -> dict[str, Any]:
         given: dict[str, Any] = {}
         if self.label_smoothing:

@@ -49,6 +49,8 @@ class Supervised(Task):
         self.step_factors = dict(step_factors or {})
         self.model = model
         self.heads = nn.ModuleDict({ALONE: heads} if isinstance(heads, Head) else dict(heads))
+        self._fields = {name: ALONE if name == ALONE else f"target.{name}" for name in self.heads}
+        self._counts_all = all(head.counts_all for _, head in self.named_heads())
         self.scales = dict(scales or {})
         unknown = sorted(self.scales.keys() - self.heads.keys())
         if unknown:
@@ -69,11 +71,11 @@ class Supervised(Task):
     # -- Loss ----------------------------------------------------------------------------------
 
     def weigh(self, batch: Batch) -> dict[str, Weight]:
-        if STAGED in batch.fields:  # no target is ignored, so their number is all there is to count
-            return {ALONE: float(batch.fields[ALONE].numel())}
+        if batch.complete and self._counts_all:
+            return {name: float(batch.fields[field].numel()) for name, field in self._fields.items()}
         weights: dict[str, Weight] = {}
         for name, head in self.named_heads():
-            weight = head.weigh(batch.fields[self._field(name)])
+            weight = head.weigh(batch.fields[self._fields[name]])
             # On the CPU a number costs less than the tensor arithmetic that would follow.
             weights[name] = weight if isinstance(weight, float) or weight.is_cuda else weight.item()
         return weights
@@ -84,7 +86,7 @@ class Supervised(Task):
     def _terms(self, raw: Tensor, batch: Batch) -> dict[str, Tensor]:
         outputs = self.share(raw)
         return {
-            name: head.loss_sum(outputs[name], batch.fields[self._field(name)])
+            name: head.loss_sum(outputs[name], batch.fields[self._fields[name]])
             for name, head in self.named_heads()
         }
 
@@ -107,7 +109,7 @@ class Supervised(Task):
         tallies = {
             f"{name}/{key}": value
             for name, head in self.named_heads()
-            for key, value in head.tally(outputs[name], batch.fields[self._field(name)]).items()
+            for key, value in head.tally(outputs[name], batch.fields[self._fields[name]]).items()
         }
         return self._terms(raw, batch), tallies
 
@@ -142,7 +144,7 @@ class Supervised(Task):
         """The loss of each row under each head, by which the largest mistakes are found."""
         outputs = self.share(self.model(batch.inputs))
         return {
-            name: head.loss_each(outputs[name], batch.fields[self._field(name)])
+            name: head.loss_each(outputs[name], batch.fields[self._fields[name]])
             for name, head in self.named_heads()
         }
 
@@ -176,9 +178,6 @@ class Supervised(Task):
             return {name: raw for name in self.heads}
         widths = [head.outputs_needed for _, head in self.named_heads()]
         return dict(zip(self.heads, raw.split(widths, dim=-1), strict=True))
-
-    def _field(self, name: str) -> str:
-        return ALONE if name == ALONE else f"target.{name}"
 
     def _prefix(self, name: str) -> str:
         return "" if name == ALONE else f"{name}."
@@ -216,7 +215,7 @@ class DenseGradients(Explicit):
         target, head = data.target, self.head
         if isinstance(head, Gaussian):
             staged = head.standardise(target.reshape(len(target), -1))
-        elif len(target) * head.dim <= MOST_STAGED and target.dim() == 1 and (target >= 0).all():
+        elif len(target) * head.dim <= MOST_STAGED and target.dim() == 1 and data.complete:
             staged = one_hot(target, head.dim).to(data.inputs.dtype)
         else:
             return data

@@ -82,26 +82,35 @@ class Fit:
 
 
 class Running:
-    """Sums and weights since the last record: the training loss that is shown."""
+    """Sums and weights since the last record: the training loss that is shown.
 
-    def __init__(self, on_host: bool) -> None:
-        self.on_host = on_host
-        self.sums: dict[str, Any] = {}
-        self.weights: dict[str, Any] = {}
+    On a GPU the numbers are left there, step by step, until somebody asks for their sum."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
+        self._waiting: list[tuple[dict[str, float], str, Tensor]] = []
 
     def add(self, sums: Sums, weights: Weights) -> None:
         for total, new in ((self.sums, sums), (self.weights, weights)):
             for name, value in new.items():
-                if isinstance(value, Tensor):  # on a GPU the host does not wait for the number
-                    value = value.item() if self.on_host else value.double()
-                total[name] = total.get(name, 0.0) + value
+                if not isinstance(value, Tensor):
+                    total[name] = total.get(name, 0.0) + value
+                elif value.is_cuda:
+                    self._waiting.append((total, name, value))
+                else:
+                    total[name] = total.get(name, 0.0) + value.item()
 
     def numbers(self) -> tuple[dict[str, float], dict[str, float]]:
-        sums = {name: float(value) for name, value in self.sums.items()}
-        return sums, {name: float(value) for name, value in self.weights.items()}
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            values = torch.stack([value.double() for _, _, value in waiting]).tolist()
+            for (total, name, _), value in zip(waiting, values, strict=True):
+                total[name] = total.get(name, 0.0) + value
+        return dict(self.sums), dict(self.weights)
 
     def clear(self) -> None:
-        self.sums, self.weights = {}, {}
+        self.sums, self.weights, self._waiting = {}, {}, []
 
 
 class Descent:
@@ -142,7 +151,7 @@ class Descent:
         )
         self.stepper = Stepper(task, optim, train, device, self.total)
         self.staged = self.stepper.gradients.stage(self.data)
-        self.running = Running(device.type == "cpu")
+        self.running = Running()
         self.sample = self._training_sample() if train_measures else None
         self.average = self._start_average() if train.average else None
         self.step = 0
@@ -423,7 +432,7 @@ class Descent:
         if batch.inputs.device == self.device:
             return batch
         fields = {name: value.to(self.device, non_blocking=True) for name, value in batch.fields.items()}
-        return Batch(fields, batch.rows)
+        return Batch(fields, batch.rows, batch.complete)
 
 
 def snapshot(task: Task) -> State:

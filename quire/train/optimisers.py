@@ -2,8 +2,8 @@
 fused kernels compute them, called directly because `torch.optim`'s own bookkeeping costs a small
 model more than the arithmetic does.
 
-`skip` is a float tensor of 1.0 (leave everything as it is) or 0.0, so that on a GPU a step can be
-withheld without asking the host.
+`skip` is a float tensor of 1.0 (leave the parameters as they are) or 0.0, so that on a GPU a step can
+be withheld without asking the host.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ class Adam(Optimiser):
     def step(self, lr: float, skip: Tensor | None = None) -> None:
         for group, taken, kernel in zip(self.groups, self.taken, self.kernels, strict=True):
             taken.add_(self.one)
-            kernel(lr=lr * group.step_factor, found_inf=skip)
-            if skip is not None:
-                taken.sub_(skip)
+            kernel(lr=lr * group.step_factor, found_inf=skip)  # a skipped step ends the training anyway
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"first": self.first, "second": self.second}
@@ -118,7 +116,7 @@ class SGD(Optimiser):
                 weight_decay=decay, momentum=o.momentum, lr=rate, dampening=0.0, nesterov=False,
                 maximize=False, is_first_step=False, grad_scale=None, found_inf=skip,
             )  # fmt: skip
-            self.taken[i] += 1 if skip is None else 1 - skip
+            self.taken[i] += 1
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"velocity": self.velocity} if self.options.momentum else {}
