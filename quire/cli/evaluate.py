@@ -24,7 +24,7 @@ class EvaluateOptions:
     """Run folder."""
     data: Path | None = None
     """A file to judge the model on; without it the run's own data."""
-    split: Literal["train", "validation", "test", "all"] = "test"
+    split: Literal["all", "train", "validation", "test"] = "all"
     """Which part of the run's own data; a file of yours is judged whole."""
     json: bool = False
     """Print one object: run, measures by split, seconds."""

@@ -41,7 +41,11 @@ class Batch:
         return len(self.rows)
 
     def replace(self, **fields: Tensor) -> Batch:
-        return Batch({**self.fields, **fields}, self.rows, self.complete and "target" not in fields)
+        return Batch(
+            {**self.fields, **fields},
+            self.rows,
+            self.complete and not any(n.startswith("target") for n in fields),
+        )
 
     def split(self, parts: int) -> list[Batch]:
         """At most `parts` micro-batches whose sizes differ by at most one."""

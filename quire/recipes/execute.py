@@ -8,7 +8,6 @@ import json
 import platform
 import resource
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from quire.recipes.base import Recipe, RunOptions
 from quire.recipes.plan import Plan
 from quire.report import write as write_report
 from quire.report.style import to_svg
+from quire.report.summary import flatten
 from quire.tasks.predictions import prediction_columns, target_prefixes, truth_columns
 from quire.train import Fit, Interrupted, evaluate, fit
 from quire.train.evaluate import check_monitor
@@ -227,7 +227,7 @@ def check_same_run(recipe: Recipe, options: RunOptions) -> None:
     given = to_dict(
         dataclasses.replace(options, data=options.data.resolve()) if options.data is not None else options
     )
-    now, then = flat(given), flat(config["options"])
+    now, then = flatten(given), flatten(config["options"])
     differing = sorted(
         key
         for key in now.keys() | then.keys()
@@ -245,14 +245,6 @@ def check_same_run(recipe: Recipe, options: RunOptions) -> None:
             expected="the same file",
             fix="start a new run on the new data",
         )
-
-
-def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options by the names of their flags: optim.lr."""
-    found: dict[str, Any] = {}
-    for key, value in options.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return found
 
 
 # -- After training --------------------------------------------------------------------------------

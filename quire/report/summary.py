@@ -105,7 +105,7 @@ def size(count: object) -> str:
 def wording(measure: str) -> str:
     """A measure's name as it is read: "price.mean_error" is "price: mean error"."""
     target, dot, name = measure.rpartition(".")
-    name = {"lr": "learning rate", "r2": "R²"}.get(name, name.replace("_", " "))
+    name = {"lr": "learning rate", "r2": "R²", "rmse": "RMSE", "mae": "MAE"}.get(name, name.replace("_", " "))
     return f"{target}: {name}" if dot else name
 
 
