@@ -170,6 +170,12 @@ class Descent:
     # -- The loop ------------------------------------------------------------------------------
 
     def run(self) -> Fit:
+        try:
+            return self._run()
+        finally:
+            self.stepper.close()  # whatever happened, the model gets its own memory back
+
+    def _run(self) -> Fit:
         checkpoint = self.store.resume() if self.store else None
         if checkpoint:
             self.restore(checkpoint)
@@ -188,7 +194,6 @@ class Descent:
             self._finish()
         finally:
             self.progress.finish()
-            self.stepper.close()
         for callback in self.callbacks:
             callback.on_end(self)
         seconds = self.seconds()

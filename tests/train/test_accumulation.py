@@ -120,6 +120,50 @@ def test_averaging_the_means_would_have_been_wrong() -> None:
     assert (naive - whole).abs().max() > 1e-3 * whole.abs().max()
 
 
+def test_a_coupled_loss_draws_the_same_dropout_masks_in_both_passes() -> None:
+    class Dropping(LossTask):
+        def represent(self, batch: Batch) -> Tensor:
+            return nn.functional.dropout(super().represent(batch), 0.5)
+
+    batch = example("info_nce")[1]
+    torch.manual_seed(0)
+    task = Dropping(LOSSES["info_nce"], batch, {})
+    state = {key: value.clone() for key, value in task.state_dict().items()}
+    torch.manual_seed(1)
+    whole = torch.cat([task.represent(part) for part in batch.split(3)])  # masks in the trainer's order
+    mean = task.coupled_terms(whole, batch)["loss"] / task.weigh(batch)["loss"]
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(mean, list(task.parameters()))])
+    task.load_state_dict(state)
+    torch.manual_seed(1)
+    torch.testing.assert_close(gradient(task, batch, 3), expected, rtol=1e-11, atol=1e-12)
+
+
+def test_several_terms_are_scaled_and_added() -> None:
+    from quire.models.mlp import MLP, MLPConfig
+    from quire.nn.heads import Categorical, Gaussian
+    from quire.tasks.supervised import Supervised
+
+    torch.manual_seed(0)
+    heads = {"kind": Categorical(3), "size": Gaussian(1)}
+    task = Supervised(MLP(MLPConfig(5, 4, hidden=(6,))), heads, {"size": 0.3}).double()
+    fields = {
+        "inputs": torch.randn(20, 5).double(),
+        "target.kind": torch.randint(0, 3, (20,)),
+        "target.size": torch.randn(20).double(),
+    }
+    fields["target.kind"][:8] = -100
+    batch = Batch(fields, torch.arange(20))
+    raw = task.model(fields["inputs"])
+    kept = fields["target.kind"] >= 0
+    loss = nn.functional.cross_entropy(raw[kept, :3], fields["target.kind"][kept])
+    loss = loss + 0.3 * 0.5 * (raw[:, 3] - fields["target.size"]).square().mean()
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(task.model.parameters()))])
+    for parts in (1, 3, 7):
+        state = {key: value.clone() for key, value in task.state_dict().items()}
+        torch.testing.assert_close(gradient(task, batch, parts), expected, rtol=1e-11, atol=1e-12)
+        task.load_state_dict(state)
+
+
 def test_a_coupled_loss_without_representations_is_refused() -> None:
     class Opaque(LossTask):
         represent = Task.represent

@@ -65,6 +65,14 @@ def test_a_single_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
     load_checkpoint(path)
 
 
+def test_a_manifest_in_another_spelling_is_noticed(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, checkpoint(1), keep=1)
+    manifest = path / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    with pytest.raises(CheckpointError, match=r"manifest.json does not have its own sum"):
+        load_checkpoint(path)
+
+
 @pytest.mark.parametrize("damage", ["truncate", "append", "remove", "extra", "no manifest"])
 def test_other_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     path = save_checkpoint(tmp_path, checkpoint(1), keep=1)

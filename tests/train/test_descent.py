@@ -94,6 +94,22 @@ def test_clipping_by_value_bounds_each_component_of_a_step() -> None:
     assert (moved > 0.0099).sum() > 3
 
 
+def test_a_gradient_that_is_short_enough_is_left_alone() -> None:
+    plain, clipped = classifier(), classifier()
+    fit(plain, classes(), steps=5, optim=Optim("sgd", lr=0.5), train=FULL)
+    fit(clipped, classes(), steps=5, optim=Optim("sgd", lr=0.5, clip_norm=1e3), train=FULL)
+    assert_same_weights(plain, clipped, 0.0)
+
+
+def test_clipping_by_value_comes_before_clipping_by_norm() -> None:
+    task = classifier()
+    before = torch.cat([p.detach().flatten() for p in task.parameters()])
+    optim = Optim("sgd", lr=1.0, clip_value=0.01, clip_norm=0.02)
+    fit(task, classes(), steps=1, optim=optim, train=FULL)
+    moved = torch.cat([p.detach().flatten() for p in task.parameters()]) - before
+    assert moved.norm().item() == pytest.approx(0.02, rel=1e-3)  # the norm after clamping, brought to 0.02
+
+
 def test_the_l1_penalty_is_that_of_the_loss() -> None:
     task = classifier()
     fit(task, classes(), steps=20, optim=Optim("sgd", lr=0.1, l1=0.01), train=FULL)
@@ -157,6 +173,33 @@ def test_the_shown_training_loss_is_the_loss_that_was_optimised() -> None:
     result = fit(task, classes(50), epochs=1, optim=Optim("sgd", lr=1e-12), train=Train(batch_size=8))
     expected = nn.functional.cross_entropy(task.model(classes(50).inputs), classes(50).target)
     assert result.history[0]["values"]["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_shown_loss_does_not_depend_on_micro_batches() -> None:
+    shown = []
+    for parts in (1, 4):
+        result = fit(
+            classifier(), classes(50), steps=1, optim=Optim("sgd", lr=1e-12),
+            train=Train(batch_size=0, micro_batches=parts),
+        )  # fmt: skip
+        shown.append(result.history[0]["values"]["loss"])
+    assert shown[0] == pytest.approx(shown[1], rel=1e-6)
+
+
+def test_judging_in_batches_is_judging_the_whole() -> None:
+    """Dropout rests, ignored targets do not count, and the size of a batch does not matter."""
+    task, data = classifier(dropout=0.5).train(), classes(50)
+    data.fields["target"][::3] = -100
+    kept = data.target >= 0
+    whole = evaluate(task, data)
+    assert task.training
+    task.eval()
+    raw = task.model(data.inputs)[kept]
+    assert whole["loss"] == pytest.approx(
+        nn.functional.cross_entropy(raw, data.target[kept]).item(), rel=1e-6
+    )
+    assert whole["accuracy"] == pytest.approx((raw.argmax(1) == data.target[kept]).double().mean().item())
+    assert evaluate(task, data, batch_size=7) == pytest.approx(whole, rel=1e-6)
 
 
 def test_validation_chooses_the_weights_that_are_kept() -> None:
@@ -267,6 +310,17 @@ def test_the_model_is_left_clean() -> None:
     assert not task.training
 
 
+def test_the_model_is_left_clean_after_a_failure_too() -> None:
+    class Fail(Callback):
+        def on_start(self, descent: Descent) -> None:
+            raise RuntimeError("not today")
+
+    task = classifier()
+    with pytest.raises(RuntimeError, match="not today"):
+        fit(task, classes(), epochs=1, callbacks=[Fail()])
+    assert len({p.untyped_storage().data_ptr() for p in task.parameters()}) == len(list(task.parameters()))
+
+
 def test_least_squares_is_reached_by_descent() -> None:
     task, data = regressor(), numbers()
     fit(task, data, steps=2000, optim=Optim("sgd", lr=0.1), train=FULL)
@@ -284,6 +338,30 @@ def test_the_noise_of_a_regressor_is_estimated_from_residuals() -> None:
     truth = numbers(3000, 8).target
     inside = ((interval["low"] <= truth) & (truth <= interval["high"])).float().mean()
     assert inside == pytest.approx(0.9, abs=0.03)
+
+
+def test_the_noise_is_that_of_the_validation_rows() -> None:
+    task, validation = regressor(), numbers(40, 7)
+    fit(task, numbers(30), validation, steps=50, optim=Optim("sgd", lr=0.1), train=FULL)
+    residuals = task.model(validation.inputs)[:, 0] - validation.target
+    assert task.head.noise_variance.item() == pytest.approx(residuals.square().mean().item(), rel=1e-5)
+    few = numbers(20, 7)  # too few to estimate from, so the training rows serve
+    fit(task, numbers(30), few, steps=50, optim=Optim("sgd", lr=0.1), train=FULL)
+    residuals = task.model(numbers(30).inputs)[:, 0] - numbers(30).target
+    assert task.head.noise_variance.item() == pytest.approx(residuals.square().mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_targets_are_standardised_in_training_and_restored_in_predictions(explicit: bool) -> None:
+    task, data = regressor(), numbers(200)
+    data.fields["target"] = 1000 + 50 * data.target
+    task.head.fit_target(data.target)
+    if not explicit:
+        task.explicit = lambda: None
+    fit(task, data, steps=1500, optim=Optim("sgd", lr=0.1), train=FULL)
+    design = torch.cat([data.inputs, torch.ones(len(data), 1)], 1).double()
+    best = design @ torch.linalg.lstsq(design, data.target.double()).solution
+    torch.testing.assert_close(task.predict(data.inputs)["value"].double(), best, rtol=1e-5, atol=0.05)
 
 
 def test_both_or_neither_length_is_an_error() -> None:

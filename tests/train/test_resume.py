@@ -15,7 +15,7 @@ from quire.errors import CheckpointError, InputError
 from quire.options import Optim, Schedule, Train
 from quire.train import Callback, Interrupted, fit
 from quire.train.checkpoints import Checkpoint, newest_checkpoint
-from quire.train.descent import Descent
+from quire.train.descent import Descent, Record
 from quire.train.folder import RunFolder
 from tests.train.examples import classes, classifier, folder, often
 
@@ -129,6 +129,27 @@ def test_interrupted_three_times(whole: Path, tmp_path: Path) -> None:
         train(run, crash_step=13, resume=True)
     train(run, resume=True)
     assert_same(whole, run)
+
+
+def test_records_after_the_checkpoint_are_written_once(whole: Path, tmp_path: Path) -> None:
+    """Killed after the records of step 5 were written, with the last checkpoint at step 4."""
+
+    class CrashAfterRecord(Callback):
+        def on_record(self, descent: Descent, record: Record) -> None:
+            if record["split"] == "validation":
+                raise Crash
+
+    store = folder(tmp_path / "run")
+    task = classifier(dropout=0.3, norm="batch")
+    with pytest.raises(Crash):
+        fit(
+            task, classes(90), classes(30, seed=2), epochs=EPOCHS, optim=OPTIM, train=TRAIN, seed=5,
+            store=store, callbacks=[CrashAfterRecord()],
+        )  # fmt: skip
+    store.close()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    train(tmp_path / "run", resume=True)
+    assert_same(whole, tmp_path / "run")
 
 
 def test_the_comparison_notices_another_seed(whole: Path, tmp_path: Path) -> None:
