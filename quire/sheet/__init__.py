@@ -12,6 +12,7 @@ from quire.sheet import (  # noqa: I001  the chapters' own order
     regularise,
     generalise,
     normalise,
+    convolve,
     measure,
 )
 from quire.sheet.registry import ENTRIES, Entry, Verdict, entry
@@ -23,6 +24,7 @@ __all__ = [
     "activation",
     "backprop",
     "convergence",
+    "convolve",
     "dense",
     "entry",
     "generalise",

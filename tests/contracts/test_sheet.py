@@ -27,19 +27,23 @@ REQUIRED = {
     "semi-supervised",
     "generalise": "bias-variance monte-carlo k-fold polynomial",
     "normalise": "standardise batch-norm layer-norm pre-norm post-norm",
+    "convolve": "cross-correlation convolution pointwise pooling unpooling output-size parameter-count "
+    "receptive-field separable equivariance",
     "measure": "accuracy precision recall f1 confusion-matrix precision-recall-curve average-precision",
 }
 ERRATA = {
     "maths/norms", "maths/hadamard", "maths/log-rules", "maths/convolution-algebra", "dense/parameter-count",
     "activation/log-softmax", "optimise/gradient-descent", "initialise/he", "regularise/dropout",
+    "convolve/separable",
 }  # fmt: skip
 PICTURES = {
     "maths/curse-of-dimensionality", "dense/linear-regions", "dense/universal-approximation",
     "backprop/graph", "initialise/he", "generalise/bias-variance", "generalise/polynomial",
+    "convolve/receptive-field",
 }  # fmt: skip
 
 
-def test_every_entry_of_chapters_1_to_10_is_there() -> None:
+def test_every_entry_of_chapters_1_to_11_is_there() -> None:
     wanted = {f"{chapter}/{name}" for chapter, names in REQUIRED.items() for name in names.split()}
     assert wanted - set(ENTRIES) == set()
 
