@@ -41,6 +41,19 @@ class Group:
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         return dict(zip(self.names, self.views(flat), strict=True))
 
+    def loosen(self) -> None:
+        """Before a backward by autograd: it hands over new gradients, which costs less than adding them
+        to the buffer one by one."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gather(self) -> None:
+        """After it: all gradients into the buffer in one call."""
+        parts = [
+            torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1) for p in self.parameters
+        ]
+        torch.cat(parts, out=self.grad)
+
     def release(self) -> None:
         """Give each parameter memory of its own again, so that nothing of the layout outlives training."""
         for parameter in self.parameters:

@@ -35,9 +35,19 @@ class Player:
         self.groups = make_groups(parameters, undecayed=biases, step_factors=factors)
         self.optimiser = make_optimiser(self.groups, options)
 
-    def clear(self) -> None:
+    def begin(self, explicit: bool) -> None:
+        """No gradient yet: the explicit equations add to the buffer, autograd is given room for its own."""
         for group in self.groups:
-            group.grad.zero_()
+            if explicit:
+                group.grad.zero_()
+            else:
+                group.loosen()
+
+    def end(self, explicit: bool) -> None:
+        """The gradients of a step are in the buffer."""
+        if not explicit:
+            for group in self.groups:
+                group.gather()
 
     def norm(self) -> Tensor:
         if len(self.groups) == 1:
@@ -124,12 +134,11 @@ class Stepper:
         factors = loss_factors(task, weights)
         shown: Sums = {}
         for player in self.players:
-            player.clear()
             if self.weight_noise:
                 with perturbed([group.flat for group in player.groups], self.weight_noise):
-                    sums = self.gradients(micro, factors, player.name)
+                    sums = self._differentiate(micro, factors, player)
             else:
-                sums = self.gradients(micro, factors, player.name)
+                sums = self._differentiate(micro, factors, player)
             if self.optim.l1:
                 player.add_l1()
             norm = player.norm()
@@ -139,6 +148,13 @@ class Stepper:
             player.optimiser.step(self.constant_lr or self.lr(number), self.skip)
             shown = {**shown, **sums} if shown else sums
         return shown, weights
+
+    def _differentiate(self, micro: list[Batch], factors: Weights, player: Player) -> Sums:
+        explicit = self.gradients.explicit is not None
+        player.begin(explicit)
+        sums = self.gradients(micro, factors, player.name)
+        player.end(explicit)
+        return sums
 
     def _guard(self, norm: Tensor, sums: Sums, batch: Batch, number: int, player: Player) -> None:
         if self.on_host:
@@ -166,8 +182,7 @@ class Stepper:
             # Nothing was applied since, so computing that batch's gradient again shows the same state.
             number, name, batch, _ = first
             player = next(p for p in self.players if p.name == name)
-            player.clear()
-            self.gradients([batch], loss_factors(self.task, self.task.weigh(batch)), name)
+            self._differentiate([batch], loss_factors(self.task, self.task.weigh(batch)), player)
             raise explain_non_finite(self.task, batch, number, name)
 
     def close(self) -> None:
