@@ -13,7 +13,9 @@ from quire.sheet import (  # noqa: I001  the chapters' own order
     generalise,
     normalise,
     convolve,
+    detect,
     measure,
+    coco,
 )
 from quire.sheet.registry import ENTRIES, Entry, Verdict, entry
 
@@ -23,9 +25,11 @@ __all__ = [
     "Verdict",
     "activation",
     "backprop",
+    "coco",
     "convergence",
     "convolve",
     "dense",
+    "detect",
     "entry",
     "generalise",
     "initialise",

@@ -62,7 +62,7 @@ def _confusion_picture() -> Figure:
     matrix = M.confusion_matrix(torch.where(right, target, noise), target, 4)
     fig = figure(3.8, 3.4)
     axes = fig.subplots()
-    shown = axes.imshow(matrix, cmap="Blues")
+    shown = axes.imshow(matrix.numpy(), cmap="Blues")
     for i in range(4):
         for j in range(4):
             dark = matrix[i, j] > matrix.max() / 2

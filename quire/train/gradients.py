@@ -36,9 +36,9 @@ def loss_factors(task: Task, weights: Mapping[str, Weight]) -> Weights:
     for name, weight in weights.items():
         scale = task.scales.get(name, 1.0)
         if isinstance(weight, Tensor):
-            factors[name] = torch.where(
-                weight > 0, scale / weight, torch.zeros_like(weight, dtype=torch.float)
-            )
+            # Counts are integers, whose quotient would be rounded to float32.
+            weight = weight if weight.is_floating_point() else weight.double()
+            factors[name] = torch.where(weight > 0, scale / weight, 0.0)
         else:
             factors[name] = scale / weight if weight else 0.0
     return factors

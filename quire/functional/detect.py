@@ -1,0 +1,357 @@
+"""Detection with default boxes: where they lie, what they should learn, and how their answers are thinned.
+
+N images, A default boxes, G true boxes of an image, C classes; class 0 is the background, objects are 1 … C.
+Boxes are corners (x₁, y₁, x₂, y₂), see `quire.functional.boxes`. The method is that of SSD (Liu et al.,
+2016): x_ij^p = 1 says that default box i learns true box j of class p.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from quire.errors import InputError
+from quire.functional.boxes import (
+    VARIANCES,
+    convert_boxes,
+    encode_boxes,
+    iou_matrix,
+    require_boxes,
+    require_valid,
+)
+from quire.functional.reduction import (
+    Example,
+    loss,
+    normal,
+    reduce,
+    require_positive,
+    require_same_shape,
+    uniform,
+)
+
+BACKGROUND = 0
+UNMATCHED = -1
+BLOCK = 1024
+"""Boxes of NMS that are compared with each other at once: a matrix of a million overlaps."""
+
+
+# Default boxes --------------------------------------------------------------------------------
+
+
+def default_scales(maps: int, low: float = 0.2, high: float = 0.9) -> tuple[float, ...]:
+    """s_k = low + (high − low)(k − 1)/(m − 1) for k = 1 … m, then 1 for the extra box of the last map."""
+    if maps < 1 or not 0 < low <= high:
+        raise InputError(
+            f"default_scales of {maps} maps from {low:g} to {high:g}",
+            expected="at least one map, and 0 < low ≤ high",
+            fix="give the smallest scale first, as a share of the image",
+        )
+    step = (high - low) / max(maps - 1, 1)
+    return (*(low + step * k for k in range(maps)), 1.0)
+
+
+def default_boxes(
+    sizes: Sequence[tuple[int, int]],
+    scales: Sequence[float],
+    ratios: Sequence[Sequence[float]],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Boxes (A, 4) around the cells of feature maps, as corners in shares of the image.
+
+    Map k has `sizes[k]` = (rows, columns). At the centre ((j + ½)/columns, (i + ½)/rows) of each cell stand
+    boxes of width s_k √a and height s_k / √a for each aspect a of `ratios[k]`, then a square of side
+    √(s_k s_{k+1}). The order is map, row, column, box: that of a prediction (N, rows, columns, ·). Boxes at
+    the border reach outside the image; `clip_boxes(boxes, 1, 1)` cuts them.
+    """
+    if not len(sizes) == len(ratios) == len(scales) - 1:
+        raise InputError(
+            f"default_boxes of {len(sizes)} sizes, {len(ratios)} lists of ratios and {len(scales)} scales",
+            expected="as many lists of ratios as sizes, and one scale more",
+            fix="use default_scales(len(sizes)), which adds the last scale",
+        )
+    numbers = [*scales, *(a for each in ratios for a in each), *(n for size in sizes for n in size)]
+    if not all(number > 0 for number in numbers):
+        raise InputError(
+            f"default_boxes of sizes {list(sizes)}, scales {list(scales)} and ratios {list(ratios)}",
+            expected="positive numbers",
+            fix="remove the zero or negative ones",
+        )
+    made = []
+    for k, (rows, columns) in enumerate(sizes):
+        shapes = [(scales[k] * math.sqrt(a), scales[k] / math.sqrt(a)) for a in ratios[k]]
+        extra = math.sqrt(scales[k] * scales[k + 1])
+        size = torch.tensor(
+            [*shapes, (extra, extra)], dtype=dtype or torch.get_default_dtype(), device=device
+        )
+        y = (torch.arange(rows, dtype=size.dtype, device=device) + 0.5) / rows
+        x = (torch.arange(columns, dtype=size.dtype, device=device) + 0.5) / columns
+        grid = torch.stack([x.expand(rows, -1), y[:, None].expand(-1, columns)], -1)  # rows, columns, 2
+        shape = (rows, columns, len(size), 2)
+        made.append(torch.cat([grid[:, :, None].expand(shape), size.expand(shape)], -1).flatten(0, 2))
+    return convert_boxes(torch.cat(made), "centre", "corners")
+
+
+# Matching -------------------------------------------------------------------------------------
+
+
+def match_boxes(
+    defaults: Tensor, truth: Tensor, *, threshold: float = 0.5, present: Tensor | None = None
+) -> Tensor:
+    """The number j of the true box that each default box learns, −1 for the background: (…, A).
+
+    First the pair with the largest IoU of all is matched, then the largest of the boxes left on both sides,
+    until each true box that overlaps anything has one default box of its own. After that every other default
+    box learns the true box that it overlaps most, if their IoU is at least the threshold. Among equal
+    overlaps the first wins.
+
+    `defaults` are (A, 4), `truth` (…, G, 4). Images with fewer than G true boxes say which rows are boxes in
+    `present` (…, G); what stands in the other rows is not read.
+    """
+    require_valid("match_boxes (default boxes)", defaults)
+    require_boxes("match_boxes", truth)
+    if present is None:
+        require_valid("match_boxes", truth)
+    else:
+        require_same_shape("match_boxes: rows and present", truth[..., 0], present)
+        filler = truth.new_tensor([0.0, 0.0, 1.0, 1.0])
+        require_valid("match_boxes", torch.where(present[..., None], truth, filler))
+    if not 0 < threshold <= 1:
+        raise InputError(
+            f"match_boxes with threshold={threshold:g}",
+            expected="0 < threshold ≤ 1",
+            fix="the usual value is 0.5",
+        )
+    overlap = iou_matrix(truth, defaults, degenerate="zero")  # …, G, A
+    if present is not None:
+        overlap = overlap.masked_fill(~present[..., None], 0.0)
+    *batch, count, boxes = overlap.shape
+    if not count or not boxes:
+        return torch.full((*batch, boxes), UNMATCHED, dtype=torch.long, device=overlap.device)
+    best, index = overlap.max(-2).values, overlap.argmax(-2)
+    index = torch.where(best >= threshold, index, UNMATCHED).view(-1, boxes)
+    left = overlap.reshape(-1, count, boxes).clone()
+    images = torch.arange(len(left), device=left.device)
+    for _ in range(min(count, boxes)):
+        flat = left.flatten(1)
+        place = flat.argmax(1)
+        row, column = place // boxes, place % boxes
+        overlaps = flat[images, place] > 0
+        index[images, column] = torch.where(overlaps, row, index[images, column])
+        left[images, row] = 0.0
+        left[images, :, column] = 0.0
+    return index.view(*batch, boxes)
+
+
+def multibox_targets(
+    index: Tensor,
+    defaults: Tensor,
+    truth: Tensor,
+    labels: Tensor,
+    variances: tuple[float, float] = VARIANCES,
+) -> tuple[Tensor, Tensor]:
+    """Class (…, A) and coded offsets (…, A, 4) that each default box should predict.
+
+    `index` comes from `match_boxes`; `labels` (…, G) are 1 … C. The background is class 0 with offsets 0.
+    """
+    require_boxes("multibox_targets", truth)
+    require_same_shape("multibox_targets: labels and index rows", labels, truth[..., 0])
+    matched = index >= 0
+    if not truth.shape[-2]:
+        return torch.zeros_like(index), defaults.new_zeros(*index.shape, 4)
+    row = index.clamp(min=0)
+    chosen = truth.gather(-2, row[..., None].expand(*row.shape, 4))
+    # A default box without a match codes itself, which is 0 exactly.
+    chosen = torch.where(matched[..., None], chosen, defaults)
+    classes = torch.where(matched, labels.long().gather(-1, row), BACKGROUND)
+    return classes, encode_boxes(chosen, defaults, variances)
+
+
+# Multibox loss --------------------------------------------------------------------------------
+
+
+def hard_negatives(losses: Tensor, labels: Tensor, ratio: float = 3.0) -> Tensor:
+    """Which default boxes count as negatives: in each image the ones with the largest losses.
+
+    `losses` and `labels` are (N, A). There are at most `ratio` of them for each positive of the image, the
+    first among equal ones. Labels below 0 are neither positive nor negative.
+    """
+    require_same_shape("hard_negatives", losses, labels)
+    limit = ratio * (labels > BACKGROUND).sum(-1, keepdim=True)
+    candidates = losses.detach().masked_fill(labels != BACKGROUND, -math.inf)
+    order = candidates.argsort(dim=-1, descending=True, stable=True)
+    place = torch.arange(labels.shape[-1], device=labels.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(-1, order, place)
+    return (labels == BACKGROUND) & (rank < limit)
+
+
+def multibox_parts(
+    scores: Tensor,
+    offsets: Tensor,
+    labels: Tensor,
+    targets: Tensor,
+    *,
+    negatives: float = 3.0,
+    beta: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """L_cls and L_loc of each image (N,), summed over its default boxes.
+
+    `scores` (N, A, C + 1) are logits, background first, `offsets` and `targets` (N, A, 4) coded boxes. L_cls
+    is the cross-entropy of positives and mined negatives, L_loc the smooth L1 of positives.
+    """
+    if scores.dim() != 3 or labels.shape != scores.shape[:2]:
+        raise InputError(
+            f"multibox of scores {tuple(scores.shape)} with labels {tuple(labels.shape)}",
+            expected="scores (images, default boxes, classes + 1) and labels (images, default boxes)",
+            fix="permute the prediction so that classes come last",
+        )
+    require_same_shape("multibox: offsets and targets", offsets, targets)
+    # On a GPU the same check would wait for the device; its kernel asserts instead.
+    if labels.device.type == "cpu" and labels.numel() and labels.max() >= scores.shape[2]:
+        raise InputError(
+            f"multibox with a label {labels.max().item()} and {scores.shape[2]} scores a box",
+            expected=f"labels up to {scores.shape[2] - 1}; 0 is the background",
+            fix="predict one score more than there are classes, the first for the background",
+        )
+    require_positive("multibox", "beta", beta)
+    # In bfloat16 many losses tie, and mining would choose among them by position.
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    ignored = labels < 0
+    entropy = F.cross_entropy(
+        wide.flatten(0, 1), labels.long().masked_fill(ignored, -100).flatten(), reduction="none"
+    ).view(labels.shape)
+    positive = labels > BACKGROUND
+    counted = positive | hard_negatives(entropy, labels, negatives)
+    place = F.smooth_l1_loss(offsets.to(wide.dtype), targets.to(wide.dtype), reduction="none", beta=beta).sum(
+        -1
+    )
+    # Not a product: an infinite target of a box that does not count must not become NaN.
+    classification = torch.where(counted, entropy, 0.0).sum(1)
+    location = torch.where(positive, place, 0.0).sum(1)
+    return classification.to(scores.dtype), location.to(scores.dtype)
+
+
+def count_positives(_: object, labels: Tensor, *__: object, **___: object) -> Tensor:
+    """N of the multibox loss: how many default boxes are matched, in all images together."""
+    # An integer tensor would make a float32 of whatever is divided by it.
+    return (labels > BACKGROUND).sum(dtype=torch.float64)
+
+
+def _multibox_example(generator: torch.Generator, n: int, dtype: torch.dtype) -> Example:
+    boxes, classes = 9, 3
+    device = generator.device
+    labels = torch.randint(1, classes + 1, (n, boxes), generator=generator, device=device)
+    kind = uniform(generator, torch.float32, n, boxes)
+    labels = labels.masked_fill(kind > 0.2, BACKGROUND).masked_fill(kind > 0.9, -1)
+    prediction = normal(generator, dtype, n, boxes, 4 + classes + 1)
+    return (prediction, labels, normal(generator, dtype, n, boxes, 4)), {"alpha": 0.7, "negatives": 2.0}
+
+
+@loss("multibox", weigh=count_positives, example=_multibox_example)
+def multibox(
+    prediction: Tensor,
+    labels: Tensor,
+    targets: Tensor,
+    /,
+    *,
+    alpha: float = 1.0,
+    negatives: float = 3.0,
+    beta: float = 1.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """L = (1/N)(L_cls + α L_loc) with N matched default boxes; 0 where nothing is matched.
+
+    `prediction` (images, A, 4 + C + 1) holds the four offsets, then the logits, background first. `labels`
+    (images, A) and `targets` (images, A, 4) come from `multibox_targets`; labels below 0 are ignored. The
+    mean is over matched boxes; "none" gives L_cls + α L_loc of each image. Negatives are mined image by
+    image, so the sums of parts of a batch add up.
+    """
+    if prediction.dim() != 3 or prediction.shape[-1] < 6:
+        raise InputError(
+            f"multibox of a prediction of shape {tuple(prediction.shape)}",
+            expected="(images, default boxes, 4 offsets + background + classes)",
+            fix="join offsets and scores: torch.cat([offsets, scores], -1)",
+        )
+    offsets, scores = prediction[..., :4], prediction[..., 4:]
+    classification, location = multibox_parts(
+        scores, offsets, labels, targets, negatives=negatives, beta=beta
+    )
+    return reduce(classification + alpha * location, reduction)
+
+
+# Non-maximum suppression ----------------------------------------------------------------------
+
+
+def nms(boxes: Tensor, scores: Tensor, *, threshold: float = 0.5, groups: Tensor | None = None) -> Tensor:
+    """Rows of the boxes that stay, by falling score: each whose IoU with no better kept box is > threshold.
+
+    Boxes of different `groups` (N,) do not see each other: give classes for suppression by class, and
+    image · (number of classes) + class for several images at once. Equal scores keep their order. A box
+    without area suppresses nothing.
+    """
+    require_boxes("nms", boxes)
+    if (
+        boxes.dim() != 2
+        or scores.shape != boxes.shape[:1]
+        or (groups is not None and groups.shape != scores.shape)
+    ):
+        shapes = ", ".join(str(tuple(t.shape)) for t in (boxes, scores, groups) if t is not None)
+        raise InputError(
+            f"nms of shapes {shapes}",
+            expected="boxes (N, 4) with one score, and one group where groups are given, for each",
+            fix="concatenate the images, and tell them apart by their groups",
+        )
+    wrong = ~(boxes[:, 2:] >= boxes[:, :2]).all(1) | scores.isnan()
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise InputError(
+            f"nms: box {row} is {tuple(boxes[row].tolist())} with score {scores[row].item():g}",
+            expected="corners (x₁, y₁, x₂, y₂) with x₂ ≥ x₁ and y₂ ≥ y₁, and scores that can be sorted",
+            fix="convert the boxes to corners, and look for NaN in the model's output",
+        )
+    order = scores.argsort(descending=True, stable=True)
+    if groups is None:
+        groups = torch.zeros_like(order)
+    order = order[groups[order].argsort(stable=True)]
+    boxes, groups = boxes[order], groups[order]
+    alive = torch.ones_like(order, dtype=torch.bool)
+    # A block decides about itself, then about the rest of its last group.
+    starts = range(0, len(order), BLOCK)
+    lasts = groups[[min(start + BLOCK, len(order)) - 1 for start in starts]]
+    ends = torch.searchsorted(groups, lasts, right=True).tolist()
+    for start, end in zip(starts, ends, strict=True):
+        block = slice(start, start + BLOCK)
+        suppresses = _suppresses(boxes[block], groups[block], boxes[block], groups[block], threshold)
+        alive[block] = _settle(suppresses.triu(1), alive[block])
+        if end > start + BLOCK:
+            rest, kept = slice(start + BLOCK, end), alive[block]
+            hit = _suppresses(boxes[block][kept], groups[block][kept], boxes[rest], groups[rest], threshold)
+            alive[rest] &= ~hit.any(0)
+    kept_rows = order[alive]
+    # Input order first, so that equal scores of different groups keep it too.
+    kept_rows = kept_rows.sort().values
+    return kept_rows[scores[kept_rows].argsort(descending=True, stable=True)]
+
+
+def _suppresses(first: Tensor, group: Tensor, second: Tensor, other: Tensor, threshold: float) -> Tensor:
+    overlap = iou_matrix(first, second, degenerate="zero")
+    return (overlap > threshold) & (group[:, None] == other)
+
+
+def _settle(suppresses: Tensor, alive: Tensor) -> Tensor:
+    """keep_i = alive_i and no kept j < i suppresses i, for an upper triangular matrix.
+
+    Applying the rule to all boxes at once settles the first box, then those that only settled boxes can
+    suppress, and so on: as many rounds as the longest chain of suppression, not as there are boxes.
+    """
+    keep = alive
+    while True:
+        settled = alive & ~(suppresses & keep[:, None]).any(0)
+        if torch.equal(settled, keep):
+            return keep
+        keep = settled
