@@ -377,7 +377,6 @@ def test_stage_takes_float32_and_has_nothing_to_learn(stage: tuple[PrepareInputs
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_stage_on_gpu(stage: tuple[PrepareInputs, torch.Tensor]) -> None:
     module, codes = stage
     expected = module(codes)

@@ -200,7 +200,6 @@ def test_errors_say_what_to_do() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_the_same_on_the_gpu() -> None:
     model, loss, batches = small()
     expected = spectrum(model, loss, batches, k=10, probes=2)

@@ -59,7 +59,6 @@ def test_the_generator_decides_for_tokens_too(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", [*CALLS, *TOKEN_CALLS])
 def test_on_the_gpu(name: str) -> None:
     device = torch.zeros(1, device="cuda")

@@ -165,7 +165,6 @@ def test_messages(call, words):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu():
     first, second = some_boxes(30, torch.float32), some_boxes(30, torch.float32)
     for function in (B.iou_matrix, B.generalised_iou_matrix, B.iou, B.encode_boxes, B.decode_boxes):

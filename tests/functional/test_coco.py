@@ -255,7 +255,6 @@ def test_messages(call, words):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu():
     found, truth = random_case(11, images=6, truths=9)
     there = coco_curves(

@@ -248,7 +248,6 @@ def test_compiled_without_a_break() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu() -> None:
     x, weight = torch.randn(2, 3, 6, 6).double(), torch.randn(4, 3, 3, 3).double()
     for there, here in zip(results(x.cuda(), weight.cuda()), results(x, weight), strict=True):

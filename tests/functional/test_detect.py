@@ -301,7 +301,6 @@ def test_messages(call, words):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu():
     boxes, scores, groups = some_boxes(3000, spread=30), torch.rand(3000), torch.randint(0, 3, (3000,))
     there = detect.nms(boxes.cuda(), scores.cuda(), groups=groups.cuda())

@@ -180,7 +180,6 @@ def test_degree_curve_finds_the_cubic_and_is_repeatable() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu() -> None:
     x = torch.linspace(-1, 1, 40, dtype=torch.float64, device="cuda")
     y = x**3 - x

@@ -184,7 +184,6 @@ def test_messages(x: torch.Tensor, transform: Any, options: dict[str, int], mess
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu() -> None:
     assert F.equivariance_error(circular().cuda(), images().cuda(), "shift") < 1e-12
     pair = F.separate(torch.ones(3, 3, device="cuda"))

@@ -280,7 +280,6 @@ def test_messages(call, words):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", NAMES)
 def test_on_the_gpu(name):
     inputs, options = example(name, dtype=torch.float32)

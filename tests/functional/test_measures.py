@@ -180,7 +180,6 @@ def test_messages(call, words):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu():
     prediction, target = torch.randint(0, 4, (2, 100))
     matrix = M.confusion_matrix(prediction.cuda(), target.cuda(), 4)

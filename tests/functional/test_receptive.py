@@ -239,7 +239,6 @@ def test_messages() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu() -> None:
     model, _ = MODELS["inception"]
     here = receptive_field_of(model, (2, 17, 15))

@@ -295,7 +295,6 @@ def test_semi_supervised_learning_uses_unlabelled_rows() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_gpu() -> None:
     generator, x = torch.Generator("cuda").manual_seed(0), torch.ones(1000, device="cuda")
     assert set(regularise.dropout(x, 0.5, True, generator).tolist()) == {0.0, 2.0}

@@ -332,7 +332,6 @@ def test_a_class_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @cases
 def test_heads_give_the_same_on_the_gpu(spec: dict[str, Any]) -> None:
     head, raw, target = example(spec)
