@@ -410,7 +410,7 @@ def _field_picture() -> Figure:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, dilation=3))
     found = receptive.receptive_field_of(model, (1, 28, 28), generator=torch.Generator().manual_seed(0))
     field = receptive.receptive_field([Window(3), Window(2, 2), Window(3, dilation=3)])
-    seen.imshow(found.support.float(), cmap="Greys", vmin=0, vmax=2)
+    seen.imshow(found.support.float().numpy(), cmap="Greys", vmin=0, vmax=2)
     top, left = (field.span(place)[0] - 0.5 for place in found.position)
     box = Rectangle((left, top), field.size, field.size, fill=False, edgecolor=VERMILION, linewidth=2)
     box.set_label(f"formula: {field.size}×{field.size}")
