@@ -55,13 +55,15 @@ def load_table(
     targets: Targets = None,
     kind: TargetKind | Literal["auto"] = "auto",
     seed: int = 0,
+    like: Preparation | None = None,
 ) -> TableData:
     """Read, split and prepare a table.
 
     `source` is a file, the name of a built-in set, or a table. `targets` is a column's name or position
     (1 the first, -1 the last) or several of them; None is the last column, () no target. `kind` says
     whether targets are classes or values; see `fit_target` for how `auto` decides. With one target of
-    classes the split is stratified. Statistics come from the training part alone.
+    classes the split is stratified. Statistics come from the training part alone, or with `like` from an
+    older preparation, whose model is to be taken over.
     """
     options = options or TableOptions()
     table = open_source(source, options)
@@ -83,6 +85,8 @@ def load_table(
         raise DataError(error.got, path=table.source, expected=error.expected, fix=error.fix) from None
 
     preparation = Preparation.fit(table, names, options, train, kind)
+    if like is not None:
+        preparation = preparation.with_inputs_of(like, table)
     prepared = preparation.transform(table, need_target=True)
     preparation = replace(preparation, warnings=(*warnings, *preparation.warnings, *prepared.notes))
     return TableData(

@@ -14,7 +14,7 @@ N rows, C input columns, D features.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from quire.data.columns import (
 )
 from quire.data.readers import read_table
 from quire.data.table import Table, listed
-from quire.data.targets import Targets, check_columns, kind_of, resolve_targets
+from quire.data.targets import Targets, check_columns, kind_of, require_column, resolve_targets
 from quire.errors import DataError, InputError, nearest
 from quire.options import Table as TableOptions
 
@@ -167,6 +167,16 @@ class Preparation:
             options.missing,
             tuple(warnings),
         )
+
+    def with_inputs_of(self, older: Preparation, table: Table) -> Preparation:
+        """These targets with the inputs (columns, scales, categories) of an older preparation: a column is
+        the same feature to a model that is taken over only if it is scaled by the old numbers."""
+        inputs = older.inputs
+        if table.named:
+            for column in inputs:
+                require_column(table, column.name, "the run that is taken over")
+            inputs = tuple(replace(column, position=table.names.index(column.name)) for column in inputs)
+        return replace(self, inputs=inputs)
 
     @property
     def target(self) -> Target:

@@ -196,7 +196,7 @@ def transfer(options: TransferOptions) -> Plan:
 
 def _from_run(options: TransferOptions) -> tuple[TableData, MLP]:
     """The user's file prepared as the source run prepared its own, and the source's network."""
-    from quire.data.adopt import load_prepared
+    from quire.data.load import load_table
     from quire.models.mlp import MLP
     from quire.tasks import Supervised, load_trained
     from quire.train.folder import read_config
@@ -211,7 +211,9 @@ def _from_run(options: TransferOptions) -> tuple[TableData, MLP]:
             expected="a run of a dense network",
             fix="train one with 'quire train mlp'",
         )
-    data = load_prepared(options.data, preparation, options.table, targets=options.target, seed=options.seed)
+    data = load_table(
+        options.data, options.table, targets=options.target, seed=options.seed, like=preparation
+    )
     return data, task.model
 
 
@@ -221,7 +223,6 @@ def _from_digits(options: TransferOptions) -> tuple[TableData, MLP]:
     import numpy as np
     import torch
 
-    from quire.data.adopt import load_prepared
     from quire.data.builtin import builtin
     from quire.data.load import load_table
     from quire.data.table import table_from_arrays
@@ -247,7 +248,7 @@ def _from_digits(options: TransferOptions) -> tuple[TableData, MLP]:
     pixels = np.stack([other.column(name).to_numpy() for name in other.names[:-1]], 1)
     parity = np.where(other.column("digit").to_numpy() % 2, "odd", "even")
     table = table_from_arrays(pixels, other.names[:-1], target=parity, source="odd or even digits (built in)")
-    data = load_prepared(table, known.preparation, options.table, seed=options.seed)
+    data = load_table(table, options.table, seed=options.seed, like=known.preparation)
     few = torch.arange(min(options.labels, len(data.train)))
     rows = {**data.rows, "train": data.rows["train"][few]}
     return replace(data, train=data.train.subset(few), rows=rows), network

@@ -27,6 +27,7 @@ from quire.models.ensemble import MLPEnsemble
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, Heteroscedastic, Regression, build_head
 from quire.tasks.supervised import engine_loss
+from quire.train.sums import add_to
 from quire.train.task import TASKS, Explicit, Task, Weight
 
 COUNTS = "counts"
@@ -120,8 +121,7 @@ class Bagging(Task):
             seen = outside.any(0)
             if seen.any():
                 head, combined = self.mixture(raw[:, seen], outside[:, seen])
-                for key, value in head.tally(combined, batch.target[seen]).items():
-                    tallies[key] = tallies[key] + value if key in tallies else value
+                add_to(tallies, head.tally(combined, batch.target[seen]))
         self.out_of_bag = self.measures(tallies) if tallies else {}
 
     def _outputs(self, data: Data) -> Any:
@@ -208,8 +208,8 @@ class EnsembleGradients(Explicit):
 
     def gradients(self, batch: Batch, factors: Mapping[str, Weight]) -> dict[str, Tensor] | None:
         target, counts = batch.target, batch.fields.get(COUNTS)
-        if self.loss == "cross_entropy" and target.min().item() < 0:  # rows without a class are autograd's
-            return None
+        if self.loss == "cross_entropy" and not batch.complete and target.min().item() < 0:
+            return None  # rows without a class are autograd's
         if isinstance(self.head, Gaussian):
             target = self.head.standardise(target.reshape(len(batch), -1))
         factor = factors["members"]

@@ -21,6 +21,7 @@ from quire.errors import InputError
 from quire.functional.feedforward import one_hot
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, build_head
+from quire.train.sums import add_up
 from quire.train.task import TASKS, Explicit, Task, Weight
 
 ALONE = "target"
@@ -160,10 +161,7 @@ class Supervised(Task):
         if not estimated:
             return
         source = validation if validation is not None and len(validation) >= 30 else data
-        tallies: dict[str, Tensor] = {}
-        for batch in source.batches(torch.arange(len(source)), 1024):
-            for key, value in self.tally(batch).items():
-                tallies[key] = tallies[key] + value if key in tallies else value
+        tallies = add_up(self.tally(batch) for batch in source.batches(torch.arange(len(source)), 1024))
         for name, head in estimated.items():
             head.set_noise(tallies[f"{name}/error_squared"] / tallies[f"{name}/count"])
 

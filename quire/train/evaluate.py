@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from quire.data.batch import Batch, Data
+from quire.data.batch import Data
 from quire.errors import InputError, nearest
-from quire.train.gradients import add_weights
-from quire.train.task import Task
+from quire.train.sums import add_to
+from quire.train.task import Task, Weight
 
 EVALUATION_BATCH = 1024
 
 
 @torch.no_grad()
-def evaluate(task: Task, data: Data, batch_size: int = EVALUATION_BATCH) -> dict[str, float]:
-    """``loss`` (Σ scale·sum/weight), each term where there are several, and the task's measures.
+def evaluate(
+    task: Task, data: Data, batch_size: int = EVALUATION_BATCH, *, rows: int | None = None
+) -> dict[str, float]:
+    """``loss`` (Σ scale·sum/weight), each term where there are several, and the task's measures, on all
+    of `data` or its first `rows`.
 
     `task` is judged in evaluation mode and left in the mode it was in.
     """
@@ -25,43 +28,33 @@ def evaluate(task: Task, data: Data, batch_size: int = EVALUATION_BATCH) -> dict
     task.eval()
     sums: dict[str, Tensor] = {}
     tallies: dict[str, Tensor] = {}
-    weights = []
-    for batch in data.batches(torch.arange(len(data)), batch_size):
+    weights: dict[str, Weight] = {}
+    for batch in data.batches(torch.arange(len(data))[:rows], batch_size):
         part, tally = task.judge(batch)
-        weights.append(task.weigh(batch))
-        for total, new in ((sums, part), (tallies, tally)):
-            for name, value in new.items():
-                value = value.double() if value.is_floating_point() else value
-                total[name] = total[name] + value if name in total else value
+        add_to(weights, task.weigh(batch))
+        add_to(sums, _wide(part))
+        add_to(tallies, _wide(tally))
     task.train(training)
-    weight = {name: float(value) for name, value in add_weights(weights).items()}
+    weight = {name: float(value) for name, value in weights.items()}
     return losses(task, {name: float(value) for name, value in sums.items()}, weight) | task.measures(tallies)
+
+
+def _wide(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In float64, so that a sum over many batches keeps its digits; counts stay whole."""
+    return {name: v.double() if v.is_floating_point() else v for name, v in values.items()}
 
 
 def check_monitor(task: Task, data: Data, monitor: str) -> None:
     """Refuse to watch a measure that the task does not have, before any step is taken."""
     if monitor == "loss":
         return
-    known = evaluate(task, FirstRows(data))
+    known = evaluate(task, data, rows=8)
     if monitor not in known:
         raise InputError(
             f"--train.monitor {monitor}",
             expected=f"one of {', '.join(sorted(known))}",
             fix=nearest(monitor, known) or "choose a measure that this task has",
         )
-
-
-class FirstRows:
-    """A glance at a data set."""
-
-    def __init__(self, data: Data, rows: int = 8) -> None:
-        self.data, self.rows = data, rows
-
-    def __len__(self) -> int:
-        return min(self.rows, len(self.data))
-
-    def batches(self, rows: Tensor, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        return self.data.batches(rows, batch_size, start)
 
 
 def losses(task: Task, sums: dict[str, float], weights: dict[str, float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ the whole batch and the gradients simply add up in the parameters' `.grad`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,18 +16,11 @@ from torch import Tensor
 
 from quire.data.batch import Batch, Data
 from quire.errors import InputError
+from quire.train.sums import add_to
 from quire.train.task import Task, Weight
 
 Sums = dict[str, Tensor]
 Weights = dict[str, Weight]
-
-
-def add_weights(parts: Iterable[Mapping[str, Weight]]) -> Weights:
-    total: Weights = {}
-    for part in parts:
-        for name, weight in part.items():
-            total[name] = total[name] + weight if name in total else weight
-    return total
 
 
 def loss_factors(task: Task, weights: Mapping[str, Weight]) -> Weights:
@@ -94,7 +87,7 @@ class Gradients:
                     sums = task.terms(batch, player)
                 self._backward(combine(factors, sums), player)
                 sums = {name: value.detach() for name, value in sums.items()}
-            total = {name: total[name] + value for name, value in sums.items()} if total else sums
+            add_to(total, sums)
         return total
 
     def _backward(self, loss: Tensor, player: str) -> None:

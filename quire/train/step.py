@@ -16,10 +16,11 @@ from quire.functional.regularise import gaussian_noise
 from quire.functional.schedules import step_size
 from quire.nn.noise import install, perturbed
 from quire.options import Optim, Train
-from quire.train.gradients import Gradients, Sums, Weights, add_weights, check_accumulation, loss_factors
+from quire.train.gradients import Gradients, Sums, Weights, check_accumulation, loss_factors
 from quire.train.groups import make_groups
 from quire.train.guard import explain_non_finite
 from quire.train.optimisers import make_optimiser
+from quire.train.sums import add_up
 from quire.train.task import Task
 
 
@@ -130,7 +131,7 @@ class Stepper:
             micro, weights = [batch], task.weigh(batch)
         else:
             micro = batch.split(train.micro_batches)
-            weights = add_weights(task.weigh(part) for part in micro)
+            weights = add_up(task.weigh(part) for part in micro)
         factors = loss_factors(task, weights)
         shown: Sums = {}
         for player in self.players:

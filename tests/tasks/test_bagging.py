@@ -12,7 +12,7 @@ from quire.nn.heads import Bernoulli, Categorical, Gaussian, Head, Heteroscedast
 from quire.options import Optim
 from quire.tasks.bagging import Bagging, bootstrap_counts, moments
 from quire.train import fit
-from quire.train.gradients import add_weights
+from quire.train.sums import add_up
 from quire.train.task import build_task
 
 MEMBERS = 4
@@ -42,7 +42,7 @@ HEADS = [Categorical(3), Gaussian(2), Gaussian(1, loss="nll"), Heteroscedastic(2
 def test_sums_and_weights_add_up_over_micro_batches(head: Head) -> None:
     task, whole = make(head), batch(head)
     parts = whole.split(3)
-    assert add_weights(task.weigh(part) for part in parts) == task.weigh(whole)
+    assert add_up(task.weigh(part) for part in parts) == task.weigh(whole)
     total = sum(task.terms(part)["members"] for part in parts)
     torch.testing.assert_close(total, task.terms(whole)["members"], rtol=1e-12, atol=1e-12)
 
