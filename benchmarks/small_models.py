@@ -19,18 +19,14 @@ minute of the machine hits all alike; medians are shown, and accuracies on the t
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import logging
-import os
-import platform
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +38,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.machine import describe, machine, version
 from quire.data.batch import TensorData
 from quire.estimators import BaggingEnsemble, MLPClassifier
 from quire.nn.heads import Categorical
@@ -251,30 +248,6 @@ class Options:
     threads: int | None = None
 
 
-def version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def machine() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        names = [line for line in information.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].split(":", 1)[1].strip() if names else cpu
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    packages = ("torch", "scikit-learn", "skorch", "lightning", "numpy")
-    return {
-        "cpu": cpu,
-        "cores": cores,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
-    }
-
-
 def interleaved(
     contestants: dict[str, Contestant], data: Digits, epochs: int, repetitions: int
 ) -> dict[str, dict[str, float]]:
@@ -330,7 +303,7 @@ def run(options: Options) -> dict[str, Any]:
         )
     return {
         "benchmark": "small_models",
-        "machine": machine(),
+        "machine": machine(("scikit-learn", "skorch", "lightning", "numpy")),
         "epochs": options.epochs,
         "steps": steps,
         "repetitions": options.repetitions,
@@ -343,9 +316,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    about = result["machine"]
-    print(f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, Python {about['python']}")
-    print(", ".join(f"{name} {number or 'absent'}" for name, number in about["versions"].items()))
+    print(describe(result["machine"]))
     print(f"\ndigits MLP 64-{HIDDEN}-10, batch {BATCH}, {result['epochs']} epochs ({result['steps']} steps)")
     print(f"{'':24}{'µs/step':>10}{'/ raw':>8}{'/ sklearn':>11}{'accuracy':>10}")
     for name, row in result["digits_mlp"].items():

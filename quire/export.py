@@ -1,8 +1,9 @@
 """Taking a trained network elsewhere: ONNX, or a torch.export program.
 
-What is exported takes a table's cells as numbers (the columns of training, categories as their
-numbers, NaN for missing) and contains the preparation, so nothing has to be prepared outside. Names
-of columns, categories and classes travel in the file's metadata.
+What is exported contains the preparation, so that as little as possible has to be done outside. For
+tables it takes cells as numbers (the columns of training, categories as their numbers, NaN for
+missing); for images it takes pixels 0 … 255 of the size that training had, and a detector gives boxes
+after suppression. Names of columns, categories and classes travel in the file's metadata.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from quire.data.images import ImagePreparation
+from quire.data.loaded import Prepares
+from quire.data.preparation import Preparation
 from quire.errors import InputError, QuireError
 
 if TYPE_CHECKING:
@@ -26,26 +30,45 @@ TOLERANCE = 1e-4
 
 
 class Exported(nn.Module):
-    """Table cells (N, columns) to predictions: preparation, model and head in one."""
+    """Table cells (N, columns) or pixels (N, C, H, W) to predictions: preparation, model and head in one."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, sample: Tensor) -> None:
         super().__init__()
-        self.prepare = run.preparation.module()
+        preparation = run.preparation
+        self.prepare = preparation.module() if isinstance(preparation, Preparation) else nn.Identity()
         self.task = run.task
         with torch.no_grad():
-            example = self.task.predict(self.prepare(sample_cells(run)))
+            example = self.task.predict(self.prepare(sample))
         self.names = [name for name, value in example.items() if isinstance(value, Tensor)]
 
-    def forward(self, table: Tensor) -> tuple[Tensor, ...]:
-        predicted = self.task.predict(self.prepare(table))
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        predicted = self.task.predict(self.prepare(inputs))
         return tuple(predicted[name] for name in self.names)
 
 
-def sample_cells(run: Run, rows: int = ROWS) -> Tensor:
+def sample_inputs(run: Run, rows: int = ROWS) -> Tensor:
+    """Plausible inputs of the exported network."""
+    if isinstance(run.preparation, ImagePreparation):
+        return sample_pixels(run.preparation, rows)
+    assert isinstance(run.preparation, Preparation)
+    return sample_cells(run.preparation, rows)
+
+
+def sample_pixels(preparation: ImagePreparation, rows: int) -> Tensor:
+    """Coarse blots of the training images' mean and spread."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (rows, preparation.channels, *preparation.size)
+    noise = torch.randn(rows, preparation.channels, 5, 5, generator=generator)
+    blots = nn.functional.interpolate(noise, shape[2:], mode="bilinear")
+    mean, std = (torch.tensor(v).reshape(1, -1, 1, 1) for v in (preparation.mean, preparation.std))
+    return (mean + 2 * std * blots).clamp(0, 255).round().to(torch.uint8)
+
+
+def sample_cells(preparation: Preparation, rows: int) -> Tensor:
     """Plausible cells: around the training mean, every category, some missing."""
     generator = torch.Generator().manual_seed(0)
     columns = []
-    for column in run.preparation.inputs:
+    for column in preparation.inputs:
         if column.labels is not None:
             values = torch.arange(rows) % len(column.labels.values)
             columns.append(values.float())
@@ -59,15 +82,15 @@ def sample_cells(run: Run, rows: int = ROWS) -> Tensor:
 def export_run(run: Run, path: Path) -> dict[str, Any]:
     """Write `path`, read it back, compare its predictions with the run's."""
     check_ending(path)
-    module = Exported(run).eval()
-    cells = sample_cells(run)
-    judged = torch.cat([cells, cells.flip(0)[:-1]])  # another number of rows than the one traced
+    sample = sample_inputs(run)
+    module = Exported(run, sample).eval()
+    judged = torch.cat([sample, sample.flip(0)[:-1]])  # another number of rows than the one traced
     with torch.no_grad():
         expected = module(judged)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         write = _write_onnx if path.suffix == ".onnx" else _write_program
-        actual = write(module, cells, judged, temporary, metadata(run))
+        actual = write(module, sample, judged, temporary, metadata(run))
         difference = max(
             float((torch.as_tensor(a).double() - e.double()).abs().max())
             for a, e in zip(actual, expected, strict=True)
@@ -82,7 +105,7 @@ def export_run(run: Run, path: Path) -> dict[str, Any]:
         temporary.unlink(missing_ok=True)
     return {
         "path": str(path),
-        "inputs": [column.name for column in run.preparation.inputs],
+        "inputs": describe_inputs(run.preparation),
         "outputs": module.names,
         "largest_difference": difference,
     }
@@ -97,20 +120,36 @@ def check_ending(path: Path) -> None:
         )
 
 
+def describe_inputs(preparation: Prepares) -> list[str]:
+    if isinstance(preparation, Preparation):
+        return [column.name for column in preparation.inputs]
+    assert isinstance(preparation, ImagePreparation)
+    height, width = preparation.size
+    return [f"pixels {preparation.channels}×{height}×{width}, 0…255"]
+
+
 def metadata(run: Run) -> dict[str, str]:
-    columns = [
-        {"name": c.name, "kind": c.kind, "categories": list(c.labels.values) if c.labels else None}
-        for c in run.preparation.inputs
-    ]
+    preparation = run.preparation
+    if isinstance(preparation, Preparation):
+        columns = [
+            {"name": c.name, "kind": c.kind, "categories": list(c.labels.values) if c.labels else None}
+            for c in preparation.inputs
+        ]
+        inputs = {"columns": json.dumps(columns)}
+    else:
+        assert isinstance(preparation, ImagePreparation)
+        shape = [preparation.channels, *preparation.size]
+        facts = {"shape": shape, "range": [0, 255], "fit": preparation.fit}
+        inputs = {"images": json.dumps(facts)}
     targets = [
         {"name": t.name, "kind": t.kind, "classes": list(t.classes) if t.kind == "classification" else None}
-        for t in run.preparation.targets
+        for t in preparation.targets
     ]
-    return {"columns": json.dumps(columns), "targets": json.dumps(targets), "recipe": run.config["recipe"]}
+    return {**inputs, "targets": json.dumps(targets), "recipe": run.config["recipe"]}
 
 
 def _write_onnx(
-    module: Exported, cells: Tensor, judged: Tensor, path: Path, facts: dict[str, str]
+    module: Exported, sample: Tensor, judged: Tensor, path: Path, facts: dict[str, str]
 ) -> list[Any]:
     try:
         import onnx
@@ -124,10 +163,10 @@ def _write_onnx(
         ) from None
     program = torch.onnx.export(
         module,
-        (cells,),
+        (sample,),
         dynamo=True,
         verbose=False,
-        input_names=["table"],
+        input_names=[name := "table" if sample.dim() == 2 else "images"],
         output_names=module.names,
         dynamic_shapes=({0: torch.export.Dim("rows")},),
     )
@@ -137,12 +176,12 @@ def _write_onnx(
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, path)
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {"table": judged.numpy()}))
+    return list(session.run(None, {name: judged.numpy()}))
 
 
 def _write_program(
-    module: Exported, cells: Tensor, judged: Tensor, path: Path, facts: dict[str, str]
+    module: Exported, sample: Tensor, judged: Tensor, path: Path, facts: dict[str, str]
 ) -> list[Any]:
-    program = torch.export.export(module, (cells,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    program = torch.export.export(module, (sample,), dynamic_shapes=({0: torch.export.Dim("rows")},))
     torch.export.save(program, path, extra_files=facts)
     return list(torch.export.load(path).module()(judged))

@@ -184,6 +184,91 @@ class Table:
         check(held_out < 0.95, "--table.validation + --table.test", held_out, "a sum below 0.95")
 
 
+@dataclass(frozen=True)
+class Images:
+    """How images are read and split."""
+
+    size: int | None = None
+    """Side in pixels that every image is brought to; without it the size that all of them share, up to
+    224, and 224 where they differ or are larger."""
+    fit: Literal["crop", "pad", "stretch"] = "crop"
+    """How an image of another shape becomes a square: its middle, all of it with a border, or distorted."""
+    colour: Literal["auto", "grey", "rgb"] = "auto"
+    """auto: grey where every image is grey."""
+    broken: Literal["refuse", "skip"] = "refuse"
+    """What to do with files that are truncated, no image, or larger than most_pixels."""
+    most_pixels: int = 100_000_000
+    memory: float = 4.0
+    """GiB of pixels that may be kept in memory; a larger set is decoded batch by batch while training."""
+    workers: int = 0
+    """Threads that decode; 0 is one for each core."""
+    validation: float = 0.15
+    """Share of the training images held out to choose the best weights, where the data has no such part."""
+    test: float = 0.15
+    """Share of the images held out for the final result, where the data has no test part of its own."""
+
+    def __post_init__(self) -> None:
+        check_range(
+            self, "--images.", size=">= 1", most_pixels=">= 1", memory="> 0", workers=">= 0",
+            validation="[0, 1)", test="[0, 1)",
+        )  # fmt: skip
+        held_out = self.validation + self.test
+        check(held_out < 0.95, "--images.validation + --images.test", held_out, "a sum below 0.95")
+
+
+@dataclass(frozen=True)
+class Scenes(Images):
+    """How annotated images are read and split."""
+
+    fit: Literal["stretch"] = "stretch"
+    """Every image is brought to the size of the network as a whole; its boxes follow."""
+    boxes: Literal["refuse", "skip", "repair"] = "refuse"
+    """What to do with boxes of no area, with corners in the wrong order or reaching out of the image. skip
+    leaves them out; repair orders corners and cuts at the border, and leaves out what has no area then."""
+    missing: Literal["refuse", "skip", "empty"] = "refuse"
+    """What to do with an image whose annotation file is missing; empty takes it as one without objects."""
+    empty: Literal["keep", "skip", "refuse"] = "keep"
+    """What to do with an image that has no boxes; keep trains on it as background."""
+    crowd: Literal["keep", "skip"] = "keep"
+    """Boxes marked as crowd or difficult; kept, they are not learned and not counted as misses."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random changes of training images, made on the device, batch by batch."""
+
+    shift: float = 0.0
+    """Move by up to this share of the image's longer side, in whole pixels; zeros come in."""
+    flip: float = 0.0
+    """Probability of mirroring left to right."""
+    crop: float = 1.0
+    """Shortest side of a random window, as a share of the image; the window is scaled to full size."""
+    zoom_out: float = 1.0
+    """Longest side of the window: above 1 the image becomes smaller, with its mean colour around it."""
+    aspect: float = 1.0
+    """Largest ratio by which the window's sides may differ."""
+    colour: float = 0.0
+    """Brightness, contrast and saturation are multiplied by factors from 1 − colour to 1 + colour."""
+    cut_out: float = 0.0
+    """Side of a square that is blanked, as a share of the image's side."""
+    mixup: float = 0.0
+    """α of mixup: pairs of images and their targets are blended by a share λ ~ Beta(α, α)."""
+    cutmix: float = 0.0
+    """α of cutmix: a window of area 1 − λ is pasted from another image, and the targets are blended so."""
+
+    def __post_init__(self) -> None:
+        check_range(
+            self, "--augment.", shift="[0, 1)", flip="[0, 1]", zoom_out=">= 1", aspect=">= 1",
+            colour="[0, 1]", cut_out="[0, 1)", mixup=">= 0", cutmix=">= 0",
+        )  # fmt: skip
+        check(0 < self.crop <= 1, "--augment.crop", self.crop, "a number in (0, 1]")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether targets are blended."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
 def from_dict(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """The options that `to_dict` wrote; lists become tuples and texts become paths again."""
     hints = get_type_hints(kind)

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from quire.data.preparation import Preparation
+from quire.data.images import ImagePreparation, fingerprint
+from quire.data.loaded import Prepares
 from quire.errors import InputError
-from quire.options import Table
 from quire.tasks.loading import Trained, load_trained
-from quire.tasks.predictions import prediction_columns
-from quire.train.evaluate import evaluate
+from quire.tasks.predictions import detection_columns, prediction_columns
+from quire.train.evaluate import evaluate, evaluation_batch
 from quire.train.folder import read_config
 from quire.train.task import Task
 
@@ -43,7 +43,7 @@ class Run:
         return self.trained.task.to(self.device)
 
     @property
-    def preparation(self) -> Preparation:
+    def preparation(self) -> Prepares:
         return self.trained.preparation
 
     @property
@@ -59,12 +59,11 @@ class Run:
         from quire.recipes.plan import several_targets_of
 
         if data is not None:
-            table = self.preparation.read(data, self._table_options())
-            prepared = self.preparation.transform(table, need_target=True)
+            source = self.preparation.read(data, self._reading())
+            prepared = self.preparation.transform(source, need_target=True)
             fields = several_targets_of(prepared.data, self.preparation)
             return {"data": evaluate(self.task, fields.to(self.device))}
         from quire.recipes.base import RECIPES
-        from quire.recipes.execute import hash_file
 
         options = self.options()
         if options.data is not None:
@@ -74,7 +73,7 @@ class Run:
                     expected="the file that the run was trained on",
                     fix="give the file with --data",
                 )
-            if hash_file(options.data) != self.config["data_sha256"]:
+            if fingerprint(options.data) != self.config["data_sha256"]:
                 raise InputError(
                     f"{options.data} has changed since the run",
                     expected="the file as it was, whose split is known",
@@ -96,21 +95,33 @@ class Run:
 
         return from_dict(RECIPES[self.config["recipe"]].options, self.config["options"])
 
-    def _table_options(self) -> Table:
-        from quire.options import from_dict
-
-        return from_dict(Table, self.config["options"].get("table", {}))
+    def _reading(self) -> Any:
+        """How the run read its data: options of tables, images or scenes."""
+        options = self.options()
+        return getattr(options, "table", None) or getattr(options, "images", None)
 
     @torch.no_grad()
     def predict(self, path: Path | str, *, mode: str = "mode", level: float = 0.9, seed: int = 0) -> pa.Table:
-        """A row of predictions for each row of a file, in its order."""
-        table = self.preparation.read(path, self._table_options())
-        prepared = self.preparation.transform(table)
+        """A row of predictions for each row of a file, in its order; for each image, which is named; or for
+        each object that is found on an image."""
+        source = self.preparation.read(path, self._reading())
+        prepared = self.preparation.transform(source)
+        images = isinstance(self.preparation, ImagePreparation)
         generator = torch.Generator(self.device).manual_seed(seed)
-        parts = []
-        for inputs in prepared.data.inputs.split(BATCH):
-            predicted = self.task.predict(inputs.to(self.device), mode, level=level, generator=generator)
-            parts.append(pa.table(prediction_columns(self.preparation, predicted)))
+        parts, done = [], 0
+        rows = min(BATCH, evaluation_batch(prepared.data)) if images else BATCH
+        for batch in prepared.data.batches(torch.arange(len(prepared.data)), rows):
+            batch = batch.to(self.device)
+            names = prepared.lines[done : done + len(batch)]
+            done += len(batch)
+            predicted = self.task.predict(batch.inputs, mode, level=level, generator=generator)
+            if "boxes" in predicted:
+                extent = batch.fields["target.extent"]
+                columns = detection_columns(self.preparation, predicted, names, extent)
+            else:
+                columns = {"image": pa.array([str(name) for name in names])} if images else {}
+                columns |= prediction_columns(self.preparation, predicted)
+            parts.append(pa.table(columns))
         self.notes = prepared.notes
         return pa.concat_tables(parts) if parts else pa.table({})
 

@@ -47,6 +47,12 @@ class Batch:
             self.complete and not any(n.startswith("target") for n in fields),
         )
 
+    def to(self, device: torch.device) -> Batch:
+        if self.inputs.device == device:
+            return self
+        fields = {name: value.to(device, non_blocking=True) for name, value in self.fields.items()}
+        return Batch(fields, self.rows, self.complete)
+
     def split(self, parts: int) -> list[Batch]:
         """At most `parts` micro-batches whose sizes differ by at most one."""
         if parts == 1 or len(self) <= 1:
@@ -64,6 +70,16 @@ class Data(Protocol):
     """What the trainer needs of a data set."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def row_size(self) -> int:
+        """Input numbers of one row."""
+
+    def take(self, rows: Tensor) -> Batch: ...
+
+    def subset(self, rows: Tensor) -> Data: ...
+
+    def to(self, device: torch.device | str) -> Data: ...
 
     def batches(self, rows: Tensor, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """Batches of the row numbers `rows`, in that order, without the first `start` batches."""
@@ -96,6 +112,10 @@ class TensorData:
         return self.fields["target"]
 
     @property
+    def row_size(self) -> int:
+        return self.inputs[:1].numel()
+
+    @property
     def device(self) -> torch.device:
         return next(iter(self.fields.values())).device
 
@@ -109,7 +129,10 @@ class TensorData:
         return TensorData({name: value.to(device) for name, value in self.fields.items()})
 
     def take(self, rows: Tensor) -> Batch:
-        where = rows.to(self.device)
+        return self._take(rows, rows.to(self.device))
+
+    def _take(self, rows: Tensor, where: Tensor) -> Batch:
+        """`where` is `rows` on the device of the data."""
         return Batch({name: value[where] for name, value in self.fields.items()}, rows, self.complete)
 
     def subset(self, rows: Tensor) -> TensorData:
@@ -118,14 +141,19 @@ class TensorData:
     def batches(self, rows: Tensor, batch_size: int, start: int = 0) -> Iterator[Batch]:
         bytes_per_row = sum(value[:1].nbytes for value in self.fields.values()) or 1
         batches_at_once = max(1, GATHER_BYTES // (bytes_per_row * batch_size))
-        for chunk in torch.split(rows, batches_at_once * batch_size):
+        size = batches_at_once * batch_size
+        # All of the order goes to the device at once, from pinned memory: a GPU that has to be waited for
+        # at each batch would run dry.
+        pinned = rows.pin_memory() if self.device.type == "cuda" and not rows.is_cuda else rows
+        places = pinned.to(self.device, non_blocking=True)
+        for chunk, where in zip(torch.split(rows, size), torch.split(places, size), strict=True):
             parts = torch.split(chunk, batch_size)
             if start >= len(parts):
                 start -= len(parts)
                 continue
             # The chunk is gathered whole even if some of it is skipped: a batch then lies at the same
             # alignment in memory as without skipping, and its products round alike.
-            gathered = self.take(chunk)
+            gathered = self._take(chunk, where)
             pieces = {name: torch.split(value, batch_size) for name, value in gathered.fields.items()}
             for i in range(start, len(parts)):
                 yield Batch({name: pieces[name][i] for name in pieces}, parts[i], self.complete)

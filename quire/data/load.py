@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.data.batch import TensorData
 from quire.data.builtin import BUILTIN, builtin
 from quire.data.columns import Target, TargetKind, fit_target, missing_cell
+from quire.data.loaded import Split
 from quire.data.preparation import Preparation
 from quire.data.readers import read_table
 from quire.data.splits import split_rows
@@ -22,8 +23,6 @@ from quire.data.targets import Targets, check_columns, kind_of, resolve_targets
 from quire.data.types import plain
 from quire.errors import DataError, InputError, nearest
 from quire.options import Table as TableOptions
-
-Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +41,10 @@ class TableData:
     def lines(self, split: Split) -> np.ndarray:
         """The line (or row, from 1) of the file on which each sample of a part stands."""
         return self.table.lines[self.rows[split].numpy()]
+
+    @property
+    def source(self) -> str:
+        return str(self.table.source)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -202,10 +202,11 @@ def encode_boxes(boxes: Tensor, defaults: Tensor, variances: tuple[float, float]
     require_valid("encode_boxes", boxes)
     require_valid("encode_boxes (default boxes)", defaults)
     box, default = convert_boxes(boxes, "corners", "centre"), convert_boxes(defaults, "corners", "centre")
-    return _encode(box, default, variances)
+    return encode_centres(box, default, variances)
 
 
-def _encode(box: Tensor, default: Tensor, variances: tuple[float, float]) -> Tensor:
+def encode_centres(box: Tensor, default: Tensor, variances: tuple[float, float]) -> Tensor:
+    """`encode_boxes` of boxes that are (x, y, w, h) around their centre, without looking at them."""
     shift = (box[..., :2] - default[..., :2]) / default[..., 2:] / variances[0]
     return torch.cat([shift, torch.log(box[..., 2:] / default[..., 2:]) / variances[1]], -1)
 

@@ -1,8 +1,9 @@
-"""Detection with default boxes: where they lie, what they should learn, and how their answers are thinned.
+"""Detection with default boxes: where they lie, what they should learn, and the loss that teaches it.
 
 N images, A default boxes, G true boxes of an image, C classes; class 0 is the background, objects are 1 … C.
 Boxes are corners (x₁, y₁, x₂, y₂), see `quire.functional.boxes`. The method is that of SSD (Liu et al.,
-2016): x_ij^p = 1 says that default box i learns true box j of class p.
+2016): x_ij^p = 1 says that default box i learns true box j of class p. `quire.functional.suppression` reads
+detections off the answers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from torch.nn import functional as F
 from quire.errors import InputError
 from quire.functional.boxes import (
     VARIANCES,
+    Degenerate,
+    box_area,
     convert_boxes,
     encode_boxes,
+    encode_centres,
+    intersection,
     iou_matrix,
     require_boxes,
     require_valid,
@@ -35,8 +40,10 @@ from quire.functional.reduction import (
 
 BACKGROUND = 0
 UNMATCHED = -1
-BLOCK = 1024
-"""Boxes of NMS that are compared with each other at once: a matrix of a million overlaps."""
+LEFT_OUT = -2
+"""In place of the number of a true box: neither an object nor background."""
+TAIL = 0.02
+"""Share of the boxes at either end of the sizes to which default boxes are not fitted."""
 
 
 # Default boxes --------------------------------------------------------------------------------
@@ -52,6 +59,26 @@ def default_scales(maps: int, low: float = 0.2, high: float = 0.9) -> tuple[floa
         )
     step = (high - low) / max(maps - 1, 1)
     return (*(low + step * k for k in range(maps)), 1.0)
+
+
+def fit_scales(boxes: Tensor, maps: int) -> tuple[float, ...]:
+    """Scales for `default_boxes` such that its squares span the sizes √(w·h) of true boxes (…, 4).
+
+    A map has squares of side s_k and √(s_k s_{k+1}). They rise in 2m equal ratios from the size that all but
+    2% of the boxes reach to the one that all but 2% stay below. Boxes without area are not counted.
+    """
+    require_boxes("fit_scales", boxes)
+    side = box_area(boxes.double()).sqrt().flatten()
+    side = side[side > 0]
+    if maps < 1 or not len(side):
+        raise InputError(
+            f"fit_scales of {len(side)} boxes with an area to {maps} maps",
+            expected="at least one of each",
+            fix="give the true boxes of the training images as corners",
+        )
+    low, high = (torch.quantile(side, q).item() for q in (TAIL, 1 - TAIL))
+    ratio = (high / low) ** (1 / (2 * maps - 1))
+    return tuple(low * ratio ** (2 * k) for k in range(maps + 1))
 
 
 def default_boxes(
@@ -101,7 +128,12 @@ def default_boxes(
 
 
 def match_boxes(
-    defaults: Tensor, truth: Tensor, *, threshold: float = 0.5, present: Tensor | None = None
+    defaults: Tensor,
+    truth: Tensor,
+    *,
+    threshold: float = 0.5,
+    present: Tensor | None = None,
+    degenerate: Degenerate = "refuse",
 ) -> Tensor:
     """The number j of the true box that each default box learns, −1 for the background: (…, A).
 
@@ -111,16 +143,17 @@ def match_boxes(
     overlaps the first wins.
 
     `defaults` are (A, 4), `truth` (…, G, 4). Images with fewer than G true boxes say which rows are boxes in
-    `present` (…, G); what stands in the other rows is not read.
+    `present` (…, G); what stands in the other rows is not read. With `degenerate="zero"` boxes without area
+    match nothing, and the device is not asked for anything.
     """
-    require_valid("match_boxes (default boxes)", defaults)
     require_boxes("match_boxes", truth)
-    if present is None:
-        require_valid("match_boxes", truth)
-    else:
+    if present is not None:
         require_same_shape("match_boxes: rows and present", truth[..., 0], present)
+    if degenerate == "refuse":
+        require_valid("match_boxes (default boxes)", defaults)
         filler = truth.new_tensor([0.0, 0.0, 1.0, 1.0])
-        require_valid("match_boxes", torch.where(present[..., None], truth, filler))
+        rows = truth if present is None else torch.where(present[..., None], truth, filler)
+        require_valid("match_boxes", rows)
     if not 0 < threshold <= 1:
         raise InputError(
             f"match_boxes with threshold={threshold:g}",
@@ -137,15 +170,35 @@ def match_boxes(
     index = torch.where(best >= threshold, index, UNMATCHED).view(-1, boxes)
     left = overlap.reshape(-1, count, boxes).clone()
     images = torch.arange(len(left), device=left.device)
+    on_host = left.device.type == "cpu"  # where asking costs less than going on
     for _ in range(min(count, boxes)):
         flat = left.flatten(1)
         place = flat.argmax(1)
         row, column = place // boxes, place % boxes
         overlaps = flat[images, place] > 0
+        if on_host and not overlaps.any():
+            break
         index[images, column] = torch.where(overlaps, row, index[images, column])
         left[images, row] = 0.0
         left[images, :, column] = 0.0
     return index.view(*batch, boxes)
+
+
+def leave_out_crowds(
+    index: Tensor, defaults: Tensor, truth: Tensor, crowd: Tensor, *, threshold: float = 0.5
+) -> Tensor:
+    """`index` of `match_boxes` with −2 for default boxes that match nothing but lie in a crowd.
+
+    A default box lies in a crowd if at least the threshold's share of its area is inside one of the boxes
+    (…, G, 4) for which `crowd` (…, G) is true; so does COCO measure the overlap with a crowd.
+    """
+    require_boxes("leave_out_crowds", truth)
+    require_same_shape("leave_out_crowds: rows and crowd", truth[..., 0], crowd)
+    if crowd.device.type == "cpu" and not crowd.any():
+        return index
+    inside = intersection(truth[..., :, None, :], defaults) / box_area(defaults)  # …, G, A
+    lies = ((inside >= threshold) & crowd[..., None]).any(-2)
+    return torch.where(lies & (index == UNMATCHED), LEFT_OUT, index)
 
 
 def multibox_targets(
@@ -154,35 +207,42 @@ def multibox_targets(
     truth: Tensor,
     labels: Tensor,
     variances: tuple[float, float] = VARIANCES,
+    *,
+    degenerate: Degenerate = "refuse",
 ) -> tuple[Tensor, Tensor]:
     """Class (…, A) and coded offsets (…, A, 4) that each default box should predict.
 
-    `index` comes from `match_boxes`; `labels` (…, G) are 1 … C. The background is class 0 with offsets 0.
+    `index` comes from `match_boxes`; `labels` (…, G) are 1 … C. The background is class 0 with offsets 0, and
+    what `leave_out_crowds` left out is class −1. `degenerate="zero"` trusts that matched boxes have an area.
     """
     require_boxes("multibox_targets", truth)
     require_same_shape("multibox_targets: labels and index rows", labels, truth[..., 0])
     matched = index >= 0
+    background = torch.where(index == LEFT_OUT, -1, BACKGROUND)
     if not truth.shape[-2]:
-        return torch.zeros_like(index), defaults.new_zeros(*index.shape, 4)
+        return background, defaults.new_zeros(*index.shape, 4)
     row = index.clamp(min=0)
     chosen = truth.gather(-2, row[..., None].expand(*row.shape, 4))
     # A default box without a match codes itself, which is 0 exactly.
     chosen = torch.where(matched[..., None], chosen, defaults)
-    classes = torch.where(matched, labels.long().gather(-1, row), BACKGROUND)
-    return classes, encode_boxes(chosen, defaults, variances)
+    classes = torch.where(matched, labels.long().gather(-1, row), background)
+    if degenerate == "refuse":
+        return classes, encode_boxes(chosen, defaults, variances)
+    box, default = (convert_boxes(boxes, "corners", "centre") for boxes in (chosen, defaults))
+    return classes, encode_centres(box, default, variances)
 
 
 # Multibox loss --------------------------------------------------------------------------------
 
 
-def hard_negatives(losses: Tensor, labels: Tensor, ratio: float = 3.0) -> Tensor:
+def hard_negatives(losses: Tensor, labels: Tensor, ratio: float = 3.0, least: int = 0) -> Tensor:
     """Which default boxes count as negatives: in each image the ones with the largest losses.
 
-    `losses` and `labels` are (N, A). There are at most `ratio` of them for each positive of the image, the
-    first among equal ones. Labels below 0 are neither positive nor negative.
+    `losses` and `labels` are (N, A). There are at most `ratio` of them for each positive of the image, or
+    `least` where that is more, the first among equal ones. Labels below 0 are neither positive nor negative.
     """
     require_same_shape("hard_negatives", losses, labels)
-    limit = ratio * (labels > BACKGROUND).sum(-1, keepdim=True)
+    limit = (ratio * (labels > BACKGROUND).sum(-1, keepdim=True)).clamp(min=least)
     candidates = losses.detach().masked_fill(labels != BACKGROUND, -math.inf)
     order = candidates.argsort(dim=-1, descending=True, stable=True)
     place = torch.arange(labels.shape[-1], device=labels.device).expand_as(order)
@@ -197,12 +257,14 @@ def multibox_parts(
     targets: Tensor,
     *,
     negatives: float = 3.0,
+    least_negatives: int = 0,
     beta: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """L_cls and L_loc of each image (N,), summed over its default boxes.
 
     `scores` (N, A, C + 1) are logits, background first, `offsets` and `targets` (N, A, 4) coded boxes. L_cls
-    is the cross-entropy of positives and mined negatives, L_loc the smooth L1 of positives.
+    is the cross-entropy of positives and mined negatives, L_loc the smooth L1 of positives. `negatives` and
+    `least_negatives` are those of `hard_negatives`.
     """
     if scores.dim() != 3 or labels.shape != scores.shape[:2]:
         raise InputError(
@@ -226,7 +288,7 @@ def multibox_parts(
         wide.flatten(0, 1), labels.long().masked_fill(ignored, -100).flatten(), reduction="none"
     ).view(labels.shape)
     positive = labels > BACKGROUND
-    counted = positive | hard_negatives(entropy, labels, negatives)
+    counted = positive | hard_negatives(entropy, labels, negatives, least_negatives)
     place = F.smooth_l1_loss(offsets.to(wide.dtype), targets.to(wide.dtype), reduction="none", beta=beta).sum(
         -1
     )
@@ -282,76 +344,3 @@ def multibox(
         scores, offsets, labels, targets, negatives=negatives, beta=beta
     )
     return reduce(classification + alpha * location, reduction)
-
-
-# Non-maximum suppression ----------------------------------------------------------------------
-
-
-def nms(boxes: Tensor, scores: Tensor, *, threshold: float = 0.5, groups: Tensor | None = None) -> Tensor:
-    """Rows of the boxes that stay, by falling score: each whose IoU with no better kept box is > threshold.
-
-    Boxes of different `groups` (N,) do not see each other: give classes for suppression by class, and
-    image · (number of classes) + class for several images at once. Equal scores keep their order. A box
-    without area suppresses nothing.
-    """
-    require_boxes("nms", boxes)
-    if (
-        boxes.dim() != 2
-        or scores.shape != boxes.shape[:1]
-        or (groups is not None and groups.shape != scores.shape)
-    ):
-        shapes = ", ".join(str(tuple(t.shape)) for t in (boxes, scores, groups) if t is not None)
-        raise InputError(
-            f"nms of shapes {shapes}",
-            expected="boxes (N, 4) with one score, and one group where groups are given, for each",
-            fix="concatenate the images, and tell them apart by their groups",
-        )
-    wrong = ~(boxes[:, 2:] >= boxes[:, :2]).all(1) | scores.isnan()
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise InputError(
-            f"nms: box {row} is {tuple(boxes[row].tolist())} with score {scores[row].item():g}",
-            expected="corners (x₁, y₁, x₂, y₂) with x₂ ≥ x₁ and y₂ ≥ y₁, and scores that can be sorted",
-            fix="convert the boxes to corners, and look for NaN in the model's output",
-        )
-    order = scores.argsort(descending=True, stable=True)
-    if groups is None:
-        groups = torch.zeros_like(order)
-    order = order[groups[order].argsort(stable=True)]
-    boxes, groups = boxes[order], groups[order]
-    alive = torch.ones_like(order, dtype=torch.bool)
-    # A block decides about itself, then about the rest of its last group.
-    starts = range(0, len(order), BLOCK)
-    lasts = groups[[min(start + BLOCK, len(order)) - 1 for start in starts]]
-    ends = torch.searchsorted(groups, lasts, right=True).tolist()
-    for start, end in zip(starts, ends, strict=True):
-        block = slice(start, start + BLOCK)
-        suppresses = _suppresses(boxes[block], groups[block], boxes[block], groups[block], threshold)
-        alive[block] = _settle(suppresses.triu(1), alive[block])
-        if end > start + BLOCK:
-            rest, kept = slice(start + BLOCK, end), alive[block]
-            hit = _suppresses(boxes[block][kept], groups[block][kept], boxes[rest], groups[rest], threshold)
-            alive[rest] &= ~hit.any(0)
-    kept_rows = order[alive]
-    # Input order first, so that equal scores of different groups keep it too.
-    kept_rows = kept_rows.sort().values
-    return kept_rows[scores[kept_rows].argsort(descending=True, stable=True)]
-
-
-def _suppresses(first: Tensor, group: Tensor, second: Tensor, other: Tensor, threshold: float) -> Tensor:
-    overlap = iou_matrix(first, second, degenerate="zero")
-    return (overlap > threshold) & (group[:, None] == other)
-
-
-def _settle(suppresses: Tensor, alive: Tensor) -> Tensor:
-    """keep_i = alive_i and no kept j < i suppresses i, for an upper triangular matrix.
-
-    Applying the rule to all boxes at once settles the first box, then those that only settled boxes can
-    suppress, and so on: as many rounds as the longest chain of suppression, not as there are boxes.
-    """
-    keep = alive
-    while True:
-        settled = alive & ~(suppresses & keep[:, None]).any(0)
-        if torch.equal(settled, keep):
-            return keep
-        keep = settled

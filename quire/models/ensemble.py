@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from quire.errors import InputError, unknown_name
 from quire.functional.initialise import initialise_
 from quire.models.mlp import MLP, MLPConfig, check_positive_integer, check_widths
-from quire.models.registry import model
+from quire.models.registry import Example, model
 from quire.nn.activation import ACTIVATION_LAYERS, activation
 
 
@@ -45,7 +45,11 @@ class EnsembleConfig:
         return MLPConfig(self.in_features, self.out_features, self.hidden, self.activation)
 
 
-@model("mlp-ensemble", EnsembleConfig)
+@model(
+    "mlp-ensemble",
+    EnsembleConfig,
+    example=Example({"members": 2, "in_features": 6, "out_features": 2}, (6,)),
+)
 class MLPEnsemble(nn.Module):
     """(N, D) → (M, N, out_features). Inputs (M, N, D) give each member its own rows.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quire.errors import InputError, unknown_name
 from quire.functional.initialise import initialise_
-from quire.models.registry import model
+from quire.models.registry import Example, model
 from quire.nn.activation import ACTIVATION_LAYERS, activation
 
 Norm = Literal["none", "batch", "layer"]
@@ -49,7 +49,7 @@ class MLPConfig:
             )
 
 
-@model("mlp", MLPConfig)
+@model("mlp", MLPConfig, example=Example({"in_features": 6, "out_features": 2}, (6,)))
 class MLP(nn.Module):
     """(B, …) → (B, out_features); trailing dimensions are flattened to in_features.
 

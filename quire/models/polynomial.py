@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quire.functional.generalise import polynomial_features
 from quire.models.mlp import check_positive_integer
-from quire.models.registry import model
+from quire.models.registry import Example, model
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,11 @@ class PolynomialConfig:
         return comb(self.in_features + self.degree, self.degree) - 1
 
 
-@model("polynomial", PolynomialConfig)
+@model(
+    "polynomial",
+    PolynomialConfig,
+    example=Example({"in_features": 6, "out_features": 2, "degree": 2}, (6,)),
+)
 class PolynomialModel(nn.Module):
     """(B, D) → (B, out_features); `fit_basis` must see the training rows once before training."""
 

@@ -2,13 +2,15 @@
 
 A model is a `nn.Module` whose constructor takes one frozen config dataclass and keeps it as
 ``self.config``. The description of a model is its registered name and the fields of that config; a
-name that is read from a file resolves in `MODELS` and nowhere else.
+name that is read from a file resolves in `MODELS` and nowhere else. Networks with names of their own, such
+as resnet50, have a builder in `BUILDERS` besides.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
@@ -19,21 +21,32 @@ from quire.registry import Registry
 Class = TypeVar("Class", bound=type[nn.Module])
 
 
+@dataclass(frozen=True)
+class Example:
+    """A tiny configuration and the shape of one of its inputs, without N, to try the model by."""
+
+    config: Mapping[str, Any]
+    input_shape: tuple[int, ...]
+
+
 class Model(NamedTuple):
     """A registered model: the dataclass that describes it and the module that it builds."""
 
     config: type[Any]
     module: type[nn.Module]
+    example: Example
 
 
 MODELS: Registry[Model] = Registry("model")
+BUILDERS: Registry[Callable[..., nn.Module]] = Registry("network")
+"""Functions that build a network by its published name."""
 
 
-def model(name: str, config: type[Any]) -> Callable[[Class], Class]:
+def model(name: str, config: type[Any], *, example: Example) -> Callable[[Class], Class]:
     """Register the decorated module class under `name`; `config` is the dataclass it is built from."""
 
     def add(module: Class) -> Class:
-        MODELS.register(name)(Model(config, module))
+        MODELS.register(name)(Model(config, module, example))
         return module
 
     return add
@@ -51,13 +64,7 @@ def build_model(spec: Mapping[str, Any]) -> nn.Module:
     entry = MODELS[name]
     values = {key: _tuples(value) for key, value in spec.items() if key != "model"}
     fields = {field.name: field for field in dataclasses.fields(entry.config)}
-    for key in values:
-        if key not in fields:
-            raise InputError(
-                f"unknown option '{key}' of model '{name}'",
-                expected=f"one of {', '.join(fields)}",
-                fix=nearest(key, fields) or f"leave '{key}' out",
-            )
+    check_options(name, values, fields)
     missing = [key for key, field in fields.items() if key not in values and _required(field)]
     if missing:
         raise InputError(
@@ -66,6 +73,17 @@ def build_model(spec: Mapping[str, Any]) -> nn.Module:
             fix=f"add {', '.join(missing)}",
         )
     return entry.module(entry.config(**values))
+
+
+def check_options(name: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse options that the model does not have."""
+    for key in given:
+        if key not in known:
+            raise InputError(
+                f"unknown option '{key}' of model '{name}'",
+                expected=f"one of {', '.join(known)}",
+                fix=nearest(key, known) or f"leave '{key}' out",
+            )
 
 
 def model_spec(module: nn.Module) -> dict[str, Any]:
@@ -80,7 +98,7 @@ def model_spec(module: nn.Module) -> dict[str, Any]:
     raise InputError(
         f"{type(module).__name__} is not a registered model",
         expected=f"one of {', '.join(sorted(MODELS))}",
-        fix='decorate the class with @model("name", Config)',
+        fix='decorate the class with @model("name", Config, example=Example(...))',
     )
 
 

@@ -63,7 +63,9 @@ LOG_VARIANCE_LIMIT = 12.0
 class Categorical(Head):
     """p(y = c) = softmax(raw)_c; targets are class numbers (B, …), or `IGNORE`.
 
-    Class weights w_y scale each target's loss and its share in the mean, as in torch.
+    Targets may also be shares y_c of the classes (B, …, C), in floating point, as mixed images have them; one
+    without a positive share is ignored. Class weights scale each target's loss, w_y or w_c y_c log p_c, and
+    its share in the mean, w_y or Σ_c w_c y_c: a one-hot row counts like its class number.
     """
 
     name = "categorical"
@@ -100,26 +102,37 @@ class Categorical(Head):
         return given
 
     def _loss(self, raw: Tensor, target: Tensor, reduction: str) -> Tensor:
-        self._check(raw, target)
+        shared = target.is_floating_point()
+        self._check(raw, target, shared)
         logits = full_precision(raw).reshape(-1, self.dim)
         weights = None if self.class_weights is None else self.class_weights.to(logits.dtype)
-        return losses.cross_entropy(
+        each = losses.cross_entropy(
             logits,
-            target.reshape(-1),
+            target.reshape(logits.shape).to(logits.dtype) if shared else target.reshape(-1),
             weight=weights,
             ignore_index=IGNORE,
             label_smoothing=self.label_smoothing,
-            reduction=reduction,
+            reduction="none" if shared else reduction,
         )
+        if not shared:
+            return each
+        # Smoothing would make something of a row without shares.
+        each = each * (target.amax(dim=-1) > 0).reshape(-1)
+        return each.sum() if reduction == "sum" else each
 
     def loss_each(self, raw: Tensor, target: Tensor) -> Tensor:
-        return rowwise(self._loss(raw, target, "none").reshape(target.shape))
+        return rowwise(self._loss(raw, target, "none").reshape(raw.shape[:-1]))
 
     def loss_sum(self, raw: Tensor, target: Tensor) -> Tensor:
         return self._loss(raw, target, "sum")
 
     def weigh(self, target: Tensor) -> Weight:
-        return losses.weigh_classes(None, target, weight=self.class_weights, ignore_index=IGNORE)
+        if not target.is_floating_point():
+            return losses.weigh_classes(None, target, weight=self.class_weights, ignore_index=IGNORE)
+        counted = target.amax(dim=-1) > 0
+        if self.class_weights is None:
+            return counted.sum()
+        return ((target * self.class_weights).sum(dim=-1) * counted).sum()
 
     def _predict(
         self, raw: Tensor, mode: str, level: float, generator: torch.Generator | None
@@ -146,12 +159,13 @@ class Categorical(Head):
     def measures(self, tallies: Mapping[str, Tensor]) -> dict[str, float]:
         return measures.measures_from_confusion(tallies["confusion"])
 
-    def _check(self, raw: Tensor, target: Tensor) -> None:
+    def _check(self, raw: Tensor, target: Tensor, shared: bool = False) -> None:
         check_width(self, raw)
-        if target.shape != raw.shape[:-1] or target.is_floating_point():
+        if target.is_floating_point() != shared or target.shape != (raw.shape if shared else raw.shape[:-1]):
             raise InputError(
                 f"targets of shape {tuple(target.shape)} and type {target.dtype}",
-                expected=f"class numbers (integers) of shape {tuple(raw.shape[:-1])}",
+                expected=f"class numbers (integers) of shape {tuple(raw.shape[:-1])}"
+                + (f", or shares of the classes of shape {tuple(raw.shape)}" if shared else ""),
                 fix="turn one-hot rows into class numbers with argmax(dim=-1)",
             )
 

@@ -44,9 +44,7 @@ class RunOptions:
     """Options that every recipe has."""
 
     data: Path | None = None
-    """Your own file; without it the recipe trains on its built-in data."""
-    target: str | None = None
-    """Column to predict, by name or by position (1 is the first, -1 the last)."""
+    """Your own file or folder; without it the recipe trains on its built-in data."""
     out: Path | None = None
     """Folder of the run; the default is runs/RECIPE-DATE-TIME."""
     resume: Path | None = None
@@ -60,7 +58,6 @@ class RunOptions:
     steps: int | None = None
     optim: Optim = field(default_factory=Optim)
     train: Train = field(default_factory=Train)
-    table: Table = field(default_factory=Table)
     json: bool = False
     """Print one JSON object on standard output and nothing else there."""
     quiet: bool = False
@@ -74,6 +71,18 @@ class RunOptions:
             raise InputError("both --epochs and --steps", expected="one of them", fix="leave one out")
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
         check(known, "--device", self.device, "auto, cpu, cuda or cuda:N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRunOptions(RunOptions):
+    """Options of the recipes that learn from a table."""
+
+    target: str | None = None
+    """Column to predict, by name or by position (1 is the first, -1 the last)."""
+    table: Table = field(default_factory=Table)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.target is not None and self.data is None:
             raise InputError(
                 f"--target {self.target} without --data",
@@ -82,13 +91,16 @@ class RunOptions:
             )
 
 
+Learns = Literal["classes", "two classes", "values", "any", "several", "images", "scenes"]
+
+
 @dataclass(frozen=True)
 class Recipe:
     name: str
     summary: str
     expected: Expectation
-    targets: Literal["classes", "two classes", "values", "any", "several"]
-    """What --target may be."""
+    targets: Learns
+    """What --target of a table may be; images have a class each, scenes have objects in boxes."""
     options: type[RunOptions]
     build: Callable[[Any], Plan]
     """From options to everything a run needs: task, data, preparation, training options."""
@@ -102,7 +114,7 @@ def recipe(
     *,
     summary: str,
     expected: Expectation,
-    targets: Literal["classes", "two classes", "values", "any", "several"],
+    targets: Learns,
     options: type[RunOptions],
 ) -> Callable[[Callable[[Any], Plan]], Callable[[Any], Plan]]:
     """Register the decorated function, which turns options into a `Plan`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from quire.options import Noise, Optim, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe
+from quire.recipes.base import Expectation, TableRunOptions, recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Dense:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvexOptions(RunOptions):
+class ConvexOptions(TableRunOptions):
     """Models whose loss is convex: full batches, and the last weights are the optimum."""
 
     step: Literal["spectrum", "given"] = "spectrum"
@@ -54,18 +54,18 @@ class LogisticOptions(ConvexOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxOptions(RunOptions):
+class SoftmaxOptions(TableRunOptions):
     optim: Optim = field(default_factory=lambda: Optim(lr=3e-3))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPOptions(RunOptions):
+class MLPOptions(TableRunOptions):
     model: Dense = field(default_factory=lambda: Dense(hidden=(256,), dropout=0.3))
     train: Train = field(default_factory=lambda: Train(noise=Noise(inputs=0.2)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeteroscedasticOptions(RunOptions):
+class HeteroscedasticOptions(TableRunOptions):
     model: Dense = field(default_factory=lambda: Dense(hidden=(64, 64), activation="tanh"))
     optim: Optim = field(default_factory=lambda: Optim(lr=3e-3))
 
@@ -185,7 +185,7 @@ def heteroscedastic(options: HeteroscedasticOptions) -> Plan:
 
 
 def dense_plan(
-    options: RunOptions,
+    options: TableRunOptions,
     model: Dense,
     *,
     builtin: str,

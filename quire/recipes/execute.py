@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import platform
 import resource
@@ -19,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import quire
-from quire.data.batch import Batch, TensorData
-from quire.data.load import TableData
+from quire.data.batch import Batch, Data
+from quire.data.images import fingerprint
+from quire.data.loaded import LoadedData
 from quire.errors import InputError, QuireError
 from quire.options import to_dict
 from quire.recipes.base import Recipe, RunOptions
@@ -28,9 +28,9 @@ from quire.recipes.plan import Plan
 from quire.report import write as write_report
 from quire.report.style import to_svg
 from quire.report.summary import flatten
-from quire.tasks.predictions import prediction_columns, target_prefixes, truth_columns
+from quire.tasks.predictions import detection_columns, prediction_columns, target_prefixes, truth_columns
 from quire.train import Fit, Interrupted, evaluate, fit
-from quire.train.evaluate import check_monitor
+from quire.train.evaluate import check_monitor, evaluation_batch
 from quire.train.files import json_number, write_bytes, write_json
 from quire.train.folder import RunFolder, check_free, read_config
 from quire.train.progress import make_progress
@@ -154,7 +154,7 @@ def conclude(
             "features": data.preparation.feature_names,
             "warnings": warnings,
             "stopped": result.stopped,
-            "data": data.table.source if isinstance(data.table.source, str) else str(data.table.source),
+            "data": data.source,
         },
     )
     report = write_report(folder.path)
@@ -204,14 +204,9 @@ def run_config(recipe: str, options: RunOptions, command: str) -> dict[str, Any]
         },
     }
     if options.data is not None:
-        config["data_sha256"] = hash_file(options.data)
+        config["data_sha256"] = fingerprint(options.data)
     stored = dataclasses.replace(options, data=options.data.resolve()) if options.data else options
     return {**config, "options": to_dict(stored)}
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_same_run(recipe: Recipe, options: RunOptions) -> None:
@@ -239,7 +234,7 @@ def check_same_run(recipe: Recipe, options: RunOptions) -> None:
             expected="the options that the run was started with",
             fix="leave these options out, or start a new run",
         )
-    if options.data is not None and config.get("data_sha256") not in (None, hash_file(options.data)):
+    if options.data is not None and config.get("data_sha256") not in (None, fingerprint(options.data)):
         raise InputError(
             f"{options.data} has changed since the run was started",
             expected="the same file",
@@ -250,32 +245,39 @@ def check_same_run(recipe: Recipe, options: RunOptions) -> None:
 # -- After training --------------------------------------------------------------------------------
 
 
-def write_predictions(path: Path, task: Task, data: TableData, part: TensorData, lines: Any) -> None:
-    """predictions.parquet: truth, prediction, probability or interval, and loss of each row."""
+def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, lines: Any) -> None:
+    """predictions.parquet: truth, prediction, probability or interval, and loss of each row; of scenes a
+    row for each object that was found."""
     mode = "interval" if any(t.kind == "regression" for t in data.preparation.targets) else "mode"
     tables = []
     done = 0
-    for batch in part.batches(torch.arange(len(part)), 1024):
+    for batch in part.batches(torch.arange(len(part)), evaluation_batch(part)):
+        batch = batch.to(next(task.parameters()).device)
         predicted = task.predict(batch.inputs, mode, level=LEVEL)
-        columns: dict[str, Any] = {"row": lines[done : done + len(batch)]}
+        names = lines[done : done + len(batch)]
+        done += len(batch)
+        if "boxes" in predicted:
+            found = detection_columns(data.preparation, predicted, names, batch.fields["target.extent"])
+            tables.append(pa.table(found))
+            continue
+        columns: dict[str, Any] = {"row": names}
         columns |= truth_columns(data.preparation, batch.fields, predicted)
         columns |= prediction_columns(data.preparation, predicted, every_class=False)
         losses = list(task.loss_each(batch).values())
         for prefix, loss in zip(target_prefixes(data.preparation), losses, strict=False):
             columns[f"{prefix}loss"] = loss.cpu().double().numpy()
         tables.append(pa.table({name: pa.array(values) for name, values in columns.items()}))
-        done += len(batch)
     table = pa.concat_tables(tables).replace_schema_metadata({"level": str(LEVEL)})
     temporary = path / ".predictions.tmp"
     pq.write_table(table, temporary)
     temporary.replace(path / "predictions.parquet")
 
 
-def describe_targets(data: TableData) -> list[dict[str, Any]]:
+def describe_targets(data: LoadedData) -> list[dict[str, Any]]:
     return [
         {
             "name": target.name,
-            "kind": target.kind,
+            "kind": "boxes" if getattr(data.preparation, "boxes", False) else target.kind,
             "classes": [str(c) for c in target.classes] if target.kind == "classification" else None,
             "prefix": prefix,
         }
@@ -306,8 +308,7 @@ def describe_layers(task: Task, sample: Batch, device: torch.device) -> tuple[li
 
         handles.append(module.register_forward_hook(note))
     try:
-        with torch.no_grad():
-            model(sample.inputs.to(device))
+        task.predict(sample.inputs.to(device))
     finally:
         for handle in handles:
             handle.remove()

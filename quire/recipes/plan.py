@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from quire.data.batch import TensorData
+from quire.data.batch import Data, TensorData
 from quire.data.columns import Target
 from quire.data.load import TableData, load_table
-from quire.data.preparation import Preparation
+from quire.data.loaded import LoadedData, Prepares
 from quire.data.table import Table
 from quire.errors import InputError
 from quire.nn.heads import Bernoulli, Categorical, Gaussian, Head, Heteroscedastic
-from quire.recipes.base import RunOptions
+from quire.recipes.base import RunOptions, TableRunOptions
 from quire.train.task import Task
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Plan:
     """A task, its data and how long to train. `options` are those that the recipe settled on."""
 
     task: Task
-    data: TableData
+    data: LoadedData
     options: RunOptions
     epochs: float
     """Length of training when neither --epochs nor --steps is given."""
@@ -48,7 +48,7 @@ class Plan:
 
 
 def open_data(
-    options: RunOptions,
+    options: TableRunOptions,
     builtin: str | Table,
     *,
     kind: Literal["classification", "regression", "auto"] = "auto",
@@ -71,10 +71,11 @@ def make_head(
     return head
 
 
-def several_targets_of(part: TensorData, preparation: Preparation) -> TensorData:
+def several_targets_of(part: Data, preparation: Prepares) -> Data:
     """The columns of a target matrix as fields of their own, "target.NAME", for several heads."""
     if len(preparation.targets) == 1:
         return part
+    assert isinstance(part, TensorData)
     fields = {"inputs": part.inputs}
     for i, target in enumerate(preparation.targets):
         column = part.target[:, i]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire.options import Optim, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe
+from quire.recipes.base import Expectation, TableRunOptions, recipe
 
 if TYPE_CHECKING:
     from quire.functional.generalise import DegreeCurve
@@ -29,7 +29,7 @@ class Degree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolynomialOptions(RunOptions):
+class PolynomialOptions(TableRunOptions):
     model: Degree = field(default_factory=Degree)
     # In the whitened basis the Hessian is the identity, so a step of 1 is the Newton step.
     optim: Optim = field(default_factory=lambda: Optim("sgd", lr=1.0))

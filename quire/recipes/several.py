@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.errors import InputError
 from quire.options import Noise, Optim, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe
+from quire.recipes.base import Expectation, TableRunOptions, recipe
 from quire.recipes.dense import Dense
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Members:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaggingOptions(RunOptions):
+class BaggingOptions(TableRunOptions):
     model: Members = field(default_factory=Members)
 
 
@@ -77,7 +77,7 @@ def bagging(options: BaggingOptions) -> Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultitaskOptions(RunOptions):
+class MultitaskOptions(TableRunOptions):
     model: Dense = field(default_factory=lambda: Dense(hidden=(64,), dropout=0.1))
     optim: Optim = field(default_factory=lambda: Optim(lr=3e-3))
     train: Train = field(default_factory=lambda: Train(batch_size=32))
@@ -125,7 +125,7 @@ def multitask(options: MultitaskOptions) -> Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferOptions(RunOptions):
+class TransferOptions(TableRunOptions):
     source: Path | None = None
     """A run of the recipe mlp whose body is taken over; its preparation is too."""
     model: Dense = field(default_factory=lambda: Dense(hidden=(128, 64), dropout=0.2))
@@ -197,6 +197,7 @@ def transfer(options: TransferOptions) -> Plan:
 def _from_run(options: TransferOptions) -> tuple[TableData, MLP]:
     """The user's file prepared as the source run prepared its own, and the source's network."""
     from quire.data.load import load_table
+    from quire.data.preparation import Preparation
     from quire.models.mlp import MLP
     from quire.tasks import Supervised, load_trained
     from quire.train.folder import read_config
@@ -205,7 +206,8 @@ def _from_run(options: TransferOptions) -> tuple[TableData, MLP]:
     assert options.data is not None
     config = read_config(options.source)
     task, preparation, _ = load_trained(options.source)
-    if not isinstance(task, Supervised) or not isinstance(task.model, MLP):
+    network = task.model if isinstance(task, Supervised) else None
+    if not isinstance(network, MLP) or not isinstance(preparation, Preparation):
         raise InputError(
             f"--source {options.source} is a run of '{config['recipe']}'",
             expected="a run of a dense network",
@@ -214,7 +216,7 @@ def _from_run(options: TransferOptions) -> tuple[TableData, MLP]:
     data = load_table(
         options.data, options.table, targets=options.target, seed=options.seed, like=preparation
     )
-    return data, task.model
+    return data, network
 
 
 def _from_digits(options: TransferOptions) -> tuple[TableData, MLP]:

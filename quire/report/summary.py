@@ -12,7 +12,7 @@ from quire.report.reading import Run, Target
 SPLITS = ("test", "validation", "train")
 """In the order in which they are trusted."""
 
-_PREFERRED = {"classification": ("accuracy",), "regression": ("r2", "rmse", "mae")}
+_PREFERRED = {"classification": ("accuracy",), "regression": ("r2", "rmse", "mae"), "boxes": ("map50",)}
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,21 @@ def size(count: object) -> str:
     return f"{count:.3g} GiB"
 
 
+_WORDS = {
+    "lr": "learning rate",
+    "r2": "R²",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "map": "mAP (IoU 0.5 to 0.95)",
+    "map50": "mAP at IoU 0.5",
+    "map75": "mAP at IoU 0.75",
+}
+
+
 def wording(measure: str) -> str:
     """A measure's name as it is read: "price.mean_error" is "price: mean error"."""
     target, dot, name = measure.rpartition(".")
-    name = {"lr": "learning rate", "r2": "R²", "rmse": "RMSE", "mae": "MAE"}.get(name, name.replace("_", " "))
+    name = _WORDS.get(name, name.replace("_", " "))
     return f"{target}: {name}" if dot else name
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from quire.functional import boxes as B
 from quire.functional import detect as D
+from quire.functional import suppression as S
+from quire.models.ssd import SSD, SSDConfig
 from quire.sheet.registry import entry, gap, require, worst
 
 if TYPE_CHECKING:
@@ -323,11 +325,11 @@ def _in_one_pass(
     "Non-maximum suppression by class",
     r"\text{keep } b_i \iff \mathrm{IoU}(b_i, b_j) \le \theta \text{ for every kept } b_j "
     r"\text{ of its class with } s_j > s_i",
-    code=D.nms,
-    wrong=_in_one_pass,
+    code=(S.nms, S.suppress),
+    wrong=(_in_one_pass, S.suppress),
     tolerance=0.0,
 )
-def _nms(nms: Code) -> float:
+def _nms(nms: Code, suppress: Code) -> float:
     errors = []
     for classes, threshold in ((1, 0.3), (3, 0.5), (3, 0.0)):
         boxes, scores = _boxes(60, 0.5), torch.randint(0, 15, (60,)) / 15  # with ties
@@ -338,4 +340,74 @@ def _nms(nms: Code) -> float:
             if all(_overlap(boxes[i].tolist(), boxes[j].tolist()) <= threshold for j in rivals):
                 kept.append(i)
         errors.append(gap(nms(boxes, scores, threshold=threshold, groups=labels), torch.tensor(kept)))
+        # The same for a batch: the image, and the image with its boxes in another order.
+        turn = torch.randperm(60)
+        batch = [torch.stack([t, t[turn]]) for t in (boxes, scores + torch.arange(60) / 1e6, labels)]
+        first, second = suppress(*batch, threshold=threshold, most=60)
+        alone = nms(boxes, scores + torch.arange(60) / 1e6, threshold=threshold, groups=labels)
+        errors.append(gap(first[first >= 0], alone))
+        errors.append(gap(turn[second[second >= 0]], alone))
     return worst(*errors)
+
+
+# The detector ---------------------------------------------------------------------------------
+
+
+def _reshaped_at_once(model: SSD, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Reads the channels before the cells, so predictions go to the wrong default boxes."""
+    maps, numbers = model.maps(x), model.config.num_classes + 1
+    logits = [head(m).reshape(len(x), -1, numbers) for head, m in zip(model.classes, maps, strict=True)]
+    offsets = [head(m).reshape(len(x), -1, 4) for head, m in zip(model.offsets, maps, strict=True)]
+    return torch.cat(logits, 1), torch.cat(offsets, 1)
+
+
+@entry(
+    "detect/ssd",
+    "Single-shot detector",
+    r"\hat c_{kijb} = \Big(\sum_{u,v,m} W^k_{(b,c)muv} F^k_{m,i+u,j+v} + \beta^k_{(b,c)}\Big)_{c=0}^{C}, "
+    r"\quad \hat t_{kijb} \in \mathbb{R}^4 \text{ alike}, \quad A = \sum_k H_k W_k B",
+    code=SSD.forward,
+    wrong=_reshaped_at_once,
+    tolerance=TOLERANCE,
+)
+def _ssd(forward: Code) -> float:
+    backbone = {"model": "resnet", "small": True, "planes": 8, "block": "basic", "layers": [1, 1]}
+    config = SSDConfig(
+        backbone, num_classes=2, in_channels=1, size=(8, 12), levels=2, stride=2, width=3, ratios=(1.0, 2.0),
+        scales=(0.3, 0.6, 0.9),
+    )  # fmt: skip
+    model = SSD(config).double().eval()
+    x = torch.randn(2, 1, 8, 12, dtype=torch.float64)
+    maps = [m.detach() for m in model.maps(x)]
+    loop: dict[int, list[list[float]]] = {3: [], 4: []}
+    centres = []
+    for k, features in enumerate(maps):
+        rows, columns = features.shape[2:]
+        for i in range(rows):
+            for j in range(columns):
+                for b in range(3):
+                    centres.append([(j + 0.5) / columns, (i + 0.5) / rows])
+                    for numbers, head in ((3, model.classes[k]), (4, model.offsets[k])):
+                        loop[numbers].append(
+                            [_at_cell(head, features[1], b * numbers + c, i, j) for c in range(numbers)]
+                        )
+    logits, offsets = forward(model, x)
+    centre = B.convert_boxes(model.defaults, "corners", "centre")[:, :2]
+    return worst(
+        gap(logits[1], _table(loop[3])),
+        gap(offsets[1], _table(loop[4])),
+        require(gap(centre, _table(centres)) < 1e-6),  # default boxes are made in float32
+        gap(len(model.defaults), float(sum(m.shape[2] * m.shape[3] * 3 for m in maps))),
+    )
+
+
+def _at_cell(head: Any, features: Tensor, channel: int, row: int, column: int) -> float:
+    """One number of a 3×3 convolution with zeros around the map, by its sum."""
+    total = head.bias[channel].item()
+    for u in range(3):
+        for v in range(3):
+            i, j = row + u - 1, column + v - 1
+            if 0 <= i < features.shape[1] and 0 <= j < features.shape[2]:
+                for m in range(len(features)):
+                    total += (head.weight[channel, m, u, v] * features[m, i, j]).item()
+    return total

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.data.preparation import Preparation
+from quire.data.images import read_preparation
+from quire.data.loaded import Prepares
 from quire.train.checkpoints import newest_checkpoint
 from quire.train.folder import CHECKPOINTS
 from quire.train.task import Task, build_task
@@ -13,7 +14,7 @@ from quire.train.task import Task, build_task
 
 class Trained(NamedTuple):
     task: Task
-    preparation: Preparation
+    preparation: Prepares
     step: int
 
 
@@ -25,5 +26,5 @@ def load_trained(run: Path) -> Trained:
     tensors = checkpoint.tensors
     weights = tensors.get("final") or tensors.get("best") or tensors["weights"]
     task.load_state_dict(dict(weights))
-    preparation = Preparation.from_json(checkpoint.documents["preparation"])
+    preparation = read_preparation(checkpoint.documents["preparation"])
     return Trained(task.eval(), preparation, checkpoint.step)

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from quire.data.columns import Label
-from quire.data.preparation import Preparation
+from quire.data.loaded import Prepares
 
 MOST_PROBABILITIES = 50
 """Classes up to which `predict` gives a column of probabilities each."""
 
 
-def target_prefixes(preparation: Preparation) -> list[str]:
+def target_prefixes(preparation: Prepares) -> list[str]:
     """ "" for a single target, "NAME." for each of several."""
     targets = preparation.targets
     return [""] if len(targets) == 1 else [f"{target.name}." for target in targets]
 
 
 def prediction_columns(
-    preparation: Preparation, predicted: Mapping[str, Tensor], *, every_class: bool = True
+    preparation: Prepares, predicted: Mapping[str, Tensor], *, every_class: bool = True
 ) -> dict[str, list[Label] | np.ndarray]:
     """Columns `prediction`, `probability`, `low`, `high`, … of what a task predicted."""
     columns: dict[str, list[Label] | np.ndarray] = {}
@@ -53,7 +54,7 @@ def prediction_columns(
 
 
 def truth_columns(
-    preparation: Preparation, fields: Mapping[str, Tensor], predicted: Mapping[str, Tensor]
+    preparation: Prepares, fields: Mapping[str, Tensor], predicted: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     """Columns `truth` and, for classes, `truth_probability`."""
     columns: dict[str, Any] = {}
@@ -78,3 +79,23 @@ def class_probabilities(probabilities: Tensor) -> Tensor:
 
 def _join(labels: list[str], row: Tensor) -> str:
     return " | ".join(label for label, inside in zip(labels, row.tolist(), strict=True) if inside)
+
+
+CORNERS = ("left", "top", "right", "bottom")
+
+
+def detection_columns(
+    preparation: Prepares, predicted: Mapping[str, Tensor], names: Sequence[str] | np.ndarray, extent: Tensor
+) -> dict[str, Any]:
+    """A row for each object found: image, class, score and corners in pixels of the original image."""
+    labels = predicted["labels"].cpu()
+    scale = extent.cpu().double().repeat(1, 2)  # width, height, width, height
+    corners = predicted["boxes"].cpu().double() * scale[:, None]
+    image, place = (labels >= 0).nonzero(as_tuple=True)
+    columns: dict[str, Any] = {
+        "image": pa.array([str(names[i]) for i in image.tolist()], pa.string()),
+        "prediction": pa.array(map(str, preparation.decode_classes(labels[image, place])), pa.string()),
+        "score": predicted["scores"].cpu().double()[image, place].numpy(),
+    }
+    found = corners[image, place]
+    return columns | {name: found[:, i].numpy() for i, name in enumerate(CORNERS)}

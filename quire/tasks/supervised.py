@@ -5,6 +5,10 @@ Classification, regression with and without input-dependent noise, multi-label a
 learning are this one task with other heads. With one head its target is the batch's field
 "target"; with several, the head NAME reads "target.NAME" and the model's outputs are shared out in
 the order of the heads.
+
+Pixels come as they are stored; the task's `inputs` layer scales them, and in training they are
+augmented first. A model with auxiliary classifiers gives a tuple while training, the main output
+first; the others add the term "auxiliary".
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ from quire.errors import InputError
 from quire.functional.feedforward import one_hot
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, build_head
+from quire.nn.images import Augmentation, ImageInputs
 from quire.train.sums import add_up
 from quire.train.task import TASKS, Explicit, Task, Weight
 
 ALONE = "target"
+AUXILIARY = "auxiliary"
+AUXILIARY_SCALE = 0.3
 
 STAGED = "target.staged"
 """The target as the engine wants it; there only while training, and only if no row is ignored."""
@@ -43,17 +50,25 @@ class Supervised(Task):
         heads: Head | Mapping[str, Head],
         scales: Mapping[str, float] | None = None,
         step_factors: Mapping[str, float] | None = None,
+        *,
+        frozen: Mapping[str, float] | None = None,
+        inputs: ImageInputs | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
-        """`scales` are factors of the heads' losses; `step_factors` are factors of the step size by
-        the beginning of a parameter's name, such as {"model.body.": 0.1} for a pretrained body."""
+        """`scales` are factors of the heads' losses; `step_factors` are factors of the step size and
+        `frozen` the epochs to wait, both by the beginning of a parameter's name, such as
+        {"model.body.": 0.1} for a pretrained body. `inputs` is what scales pixels."""
         super().__init__()
-        self.step_factors = dict(step_factors or {})
+        self.step_factors, self.frozen = dict(step_factors or {}), dict(frozen or {})
+        self.inputs, self.augmentation = inputs, augmentation
         self.model = model
+        self._has_auxiliaries = bool(getattr(model, "has_auxiliaries", False))
         self.heads = nn.ModuleDict({ALONE: heads} if isinstance(heads, Head) else dict(heads))
         self._fields = {name: ALONE if name == ALONE else f"target.{name}" for name in self.heads}
         self._counts_all = all(head.counts_all for _, head in self.named_heads())
-        self.scales = dict(scales or {})
-        unknown = sorted(self.scales.keys() - self.heads.keys())
+        self.scales = {AUXILIARY: AUXILIARY_SCALE} if self._has_auxiliaries else {}
+        self.scales |= scales or {}
+        unknown = sorted(self.scales.keys() - self.heads.keys() - {AUXILIARY})
         if unknown:
             raise InputError(
                 f"scales for {', '.join(unknown)}", expected=f"names among {', '.join(self.heads)}"
@@ -69,20 +84,45 @@ class Supervised(Task):
     def step_factor(self, name: str) -> float:
         return next((f for prefix, f in self.step_factors.items() if name.startswith(prefix)), 1.0)
 
+    def frozen_epochs(self, name: str) -> float:
+        return next((epochs for prefix, epochs in self.frozen.items() if name.startswith(prefix)), 0.0)
+
     # -- Loss ----------------------------------------------------------------------------------
 
+    def augment(self, batch: Batch) -> Batch:
+        if self.augmentation is None:
+            return batch
+        inputs, target = self.augmentation.images(batch.inputs, batch.target)
+        return (
+            batch.replace(inputs=inputs)
+            if target is batch.target
+            else batch.replace(inputs=inputs, target=target)
+        )
+
     def weigh(self, batch: Batch) -> dict[str, Weight]:
-        if batch.complete and self._counts_all:
-            return {name: float(batch.fields[field].numel()) for name, field in self._fields.items()}
         weights: dict[str, Weight] = {}
-        for name, head in self.named_heads():
-            weight = head.weigh(batch.fields[self._fields[name]])
-            # On the CPU a number costs less than the tensor arithmetic that would follow.
-            weights[name] = weight if isinstance(weight, float) or weight.is_cuda else weight.item()
+        if batch.complete and self._counts_all:
+            weights = {name: float(batch.fields[field].numel()) for name, field in self._fields.items()}
+        else:
+            for name, head in self.named_heads():
+                weight = head.weigh(batch.fields[self._fields[name]])
+                # On the CPU a number costs less than the tensor arithmetic that would follow.
+                weights[name] = weight if isinstance(weight, float) or weight.is_cuda else weight.item()
+        if self._has_auxiliaries:
+            weights[AUXILIARY] = weights[ALONE]
         return weights
 
+    def output(self, inputs: Tensor) -> Any:
+        """What the model makes of a batch's inputs."""
+        return self.model(inputs if self.inputs is None else self.inputs(inputs))
+
     def terms(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
-        return self._terms(self.model(batch.inputs), batch)
+        raw = self.output(batch.inputs)
+        if not isinstance(raw, tuple):
+            return self._terms(raw, batch)
+        main, *others = raw
+        auxiliary = torch.stack([self.head.loss_sum(other, batch.target) for other in others]).sum()
+        return {**self._terms(main, batch), AUXILIARY: auxiliary}
 
     def _terms(self, raw: Tensor, batch: Batch) -> dict[str, Tensor]:
         outputs = self.share(raw)
@@ -92,7 +132,7 @@ class Supervised(Task):
         }
 
     def explicit(self) -> Explicit | None:
-        if len(self.heads) > 1:
+        if len(self.heads) > 1 or self.inputs is not None or self.frozen:
             return None
         # Losses that the engine does not know are differentiated by autograd, but at the output only.
         loss = engine_loss(self.head) or self.head.loss_sum
@@ -105,7 +145,7 @@ class Supervised(Task):
 
     @torch.no_grad()
     def judge(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        raw = self.model(batch.inputs)
+        raw = self.output(batch.inputs)
         outputs = self.share(raw)
         tallies = {
             f"{name}/{key}": value
@@ -133,7 +173,7 @@ class Supervised(Task):
     @torch.no_grad()
     def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
         """Columns of the head's `predict`; with several heads each under its name and a dot."""
-        outputs = self.share(self.model(inputs))
+        outputs = self.share(self.output(inputs))
         return {
             self._prefix(name) + key: value
             for name, head in self.named_heads()
@@ -143,7 +183,7 @@ class Supervised(Task):
     @torch.no_grad()
     def loss_each(self, batch: Batch) -> dict[str, Tensor]:
         """The loss of each row under each head, by which the largest mistakes are found."""
-        outputs = self.share(self.model(batch.inputs))
+        outputs = self.share(self.output(batch.inputs))
         return {
             name: head.loss_each(outputs[name], batch.fields[self._fields[name]])
             for name, head in self.named_heads()
@@ -190,12 +230,18 @@ class Supervised(Task):
             "heads": heads,
             "scales": dict(self.scales),
             "step_factors": self.step_factors,
+            "frozen": self.frozen,
+            "inputs": self.inputs.spec() if self.inputs is not None else None,
         }
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         heads = {name: build_head(head) for name, head in spec["heads"].items()}
-        return cls(build_model(spec["model"]), heads, spec["scales"], spec["step_factors"])
+        inputs = ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None
+        return cls(
+            build_model(spec["model"]), heads, spec["scales"], spec["step_factors"],
+            frozen=spec.get("frozen"), inputs=inputs,
+        )  # fmt: skip
 
 
 @final

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quire.data.batch import Batch, Data, TensorData, epoch_order
+from quire.data.batch import Data, TensorData, epoch_order
 from quire.errors import InputError, QuireError
 from quire.functional.regularise import EarlyStopping
 from quire.options import Optim, Train
@@ -135,7 +135,7 @@ class Descent:
     ) -> None:
         if not len(data):
             raise InputError("no training rows", expected="at least one", fix="check the data and its split")
-        self.task, self.train, self.seed = task.to(device), train, seed
+        self.task, self.train, self.seed = place_task(task, device), train, seed
         self.data, self.validation = place(data, device), place(validation, device) if validation else None
         if self.validation is not None:
             check_monitor(self.task, self.validation, train.monitor)
@@ -144,12 +144,14 @@ class Descent:
         self.total = steps if steps is not None else round((epochs or 1) * self.steps_per_epoch)
         self.device, self.store, self.progress = device, store, progress
         self.callbacks = callbacks
+        # On a GPU the loss is waited for, and meanwhile nothing new is launched.
+        self.refresh = progress.REFRESH if device.type == "cpu" else 1.0
         self.step_callbacks = [c for c in callbacks if type(c).on_step is not Callback.on_step]
         self.validate_every = train.validate_every or self.steps_per_epoch
         self.stopping = EarlyStopping(
             train.patience, train.min_delta, higher_is_better=train.monitor in task.higher_is_better
         )
-        self.stepper = Stepper(task, optim, train, device, self.total)
+        self.stepper = Stepper(task, optim, train, device, self.total, self.steps_per_epoch)
         self.staged = self.stepper.gradients.stage(self.data)
         self.running = Running()
         self.sample = self._training_sample() if train_measures else None
@@ -164,8 +166,11 @@ class Descent:
         self.asked_to_stop = False
 
     def operations(self) -> int:
-        """A step's floating-point operations, as dense layers would have them: 6 a weight and sample."""
-        return 6 * self.batch_size * sum(p.numel() for p in self.task.parameters())
+        """A step's floating-point operations: 6 a weight and sample, and as often for a filter as the
+        input has places, which is an upper bound."""
+        places = max(1, self.data.row_size // 4)
+        weights = sum(p.numel() * (places if p.ndim > 2 else 1) for p in self.task.parameters())
+        return 6 * self.batch_size * weights
 
     # -- The loop ------------------------------------------------------------------------------
 
@@ -208,13 +213,13 @@ class Descent:
         order = epoch_order(len(self.data), self.seed, epoch, shuffle=self.train.shuffle)
         every = self.train.checkpoint_every
         for batch in self.staged.batches(order, self.batch_size, start=offset):
-            self.running.add(*self.stepper.step(self._on_device(batch), self.step))
+            self.running.add(*self.stepper.step(batch.to(self.device), self.step))
             self.step += 1
             if self.average is not None:
                 self._update_average()
             for callback in self.step_callbacks:
                 callback.on_step(self, self.step)
-            if self.progress.due():
+            if self.progress.due(self.refresh):
                 self.progress.step(self.step, self._running_loss()["loss"])
             last = self.step == self.total
             early = False
@@ -306,7 +311,7 @@ class Descent:
 
     def _training_sample(self) -> Data | None:
         """As many training rows as there are validation rows: measures on both cost the same."""
-        if self.validation is None or not isinstance(self.data, TensorData):
+        if self.validation is None:
             return None
         rows = epoch_order(len(self.data), self.seed, -1)[: len(self.validation)]
         return self.data.subset(rows)
@@ -433,20 +438,24 @@ class Descent:
         self.save()
         raise Interrupted(f"interrupted after step {self.step} of {self.total}; everything is saved")
 
-    def _on_device(self, batch: Batch) -> Batch:
-        if batch.inputs.device == self.device:
-            return batch
-        fields = {name: value.to(self.device, non_blocking=True) for name, value in batch.fields.items()}
-        return Batch(fields, batch.rows, batch.complete)
-
 
 def snapshot(task: Task) -> State:
     return {name: value.detach().clone() for name, value in task.state_dict().items()}
 
 
+def place_task(task: Task, device: torch.device) -> Task:
+    """The task on the device; on a GPU filters lie channels last, as tensor cores want them."""
+    task = task.to(device)
+    if device.type == "cuda" and any(isinstance(module, nn.Conv2d) for module in task.modules()):
+        task = task.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return task
+
+
 def place(data: Data, device: torch.device) -> Data:
     """Data on the device when it fits there with room to work in, batch by batch otherwise."""
-    if not isinstance(data, TensorData) or data.device == device:
+    if not isinstance(data, TensorData):
+        return data.to(device)
+    if data.device == device:
         return data
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

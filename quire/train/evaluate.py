@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +14,13 @@ from quire.train.sums import add_to
 from quire.train.task import Task, Weight
 
 EVALUATION_BATCH = 1024
+EVALUATION_NUMBERS = 2**24
+"""Input numbers of one batch: 64 MiB, so that a batch of large images is small."""
 
 
 @torch.no_grad()
 def evaluate(
-    task: Task, data: Data, batch_size: int = EVALUATION_BATCH, *, rows: int | None = None
+    task: Task, data: Data, batch_size: int | None = None, *, rows: int | None = None
 ) -> dict[str, float]:
     """``loss`` (Σ scale·sum/weight), each term where there are several, and the task's measures, on all
     of `data` or its first `rows`.
@@ -27,9 +30,11 @@ def evaluate(
     training = task.training
     task.eval()
     sums: dict[str, Tensor] = {}
-    tallies: dict[str, Tensor] = {}
+    tallies: dict[str, Any] = {}
     weights: dict[str, Weight] = {}
-    for batch in data.batches(torch.arange(len(data))[:rows], batch_size):
+    device = next(task.parameters()).device
+    for batch in data.batches(torch.arange(len(data))[:rows], batch_size or evaluation_batch(data)):
+        batch = batch.to(device)
         part, tally = task.judge(batch)
         add_to(weights, task.weigh(batch))
         add_to(sums, _wide(part))
@@ -39,9 +44,17 @@ def evaluate(
     return losses(task, {name: float(value) for name, value in sums.items()}, weight) | task.measures(tallies)
 
 
-def _wide(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def evaluation_batch(data: Data) -> int:
+    """Rows that are judged at once."""
+    return max(1, min(EVALUATION_BATCH, EVALUATION_NUMBERS // max(data.row_size, 1)))
+
+
+def _wide(values: Mapping[str, Any]) -> dict[str, Any]:
     """In float64, so that a sum over many batches keeps its digits; counts stay whole."""
-    return {name: v.double() if v.is_floating_point() else v for name, v in values.items()}
+    return {
+        name: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for name, v in values.items()
+    }
 
 
 def check_monitor(task: Task, data: Data, monitor: str) -> None:

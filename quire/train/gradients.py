@@ -66,8 +66,11 @@ class Gradients:
         *,
         autocast: Callable[[], AbstractContextManager[object]] | None = None,
         explicit: bool = True,
+        compiled: bool = False,
     ) -> None:
         self.task = task
+        # Scaling of inputs, model and loss as one program, so that what lies between them is fused too.
+        self.terms = torch.compile(task.terms) if compiled else task.terms
         self.autocast = autocast or nullcontext
         self.explicit = task.explicit() if explicit else None
         self.alone = len(task.players) == 1
@@ -84,7 +87,7 @@ class Gradients:
             sums = self.explicit.gradients(batch, factors) if self.explicit else None
             if sums is None:
                 with self.autocast():
-                    sums = task.terms(batch, player)
+                    sums = self.terms(batch, player)
                 self._backward(combine(factors, sums), player)
                 sums = {name: value.detach() for name, value in sums.items()}
             add_to(total, sums)

@@ -84,6 +84,8 @@ class Adam(Optimiser):
 
     def step(self, lr: float, skip: Tensor | None = None) -> None:
         for group, taken, kernel in zip(self.groups, self.taken, self.kernels, strict=True):
+            if not group.active:
+                continue
             taken.add_(self.one)
             kernel(lr=lr * group.step_factor, found_inf=skip)  # a skipped step ends the training anyway
 
@@ -105,6 +107,8 @@ class SGD(Optimiser):
     def step(self, lr: float, skip: Tensor | None = None) -> None:
         o = self.options
         for i, group in enumerate(self.groups):
+            if not group.active:
+                continue
             rate = lr * group.step_factor
             decay = o.weight_decay if group.decays else 0.0
             if decay and o.decay == "decoupled":

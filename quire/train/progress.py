@@ -18,6 +18,7 @@ class Progress:
     """Silent; the base of the two that speak."""
 
     REFRESH = 0.1  # seconds between updates of the bar
+    SPEAKS = False  # whether `step` shows anything; asking a GPU for the loss makes it wait
 
     def start(self, total: int, step: int, samples_per_step: float) -> None:
         self.total, self.first, self.samples = total, step, samples_per_step
@@ -32,9 +33,10 @@ class Progress:
     def finish(self) -> None:
         """At the end, however it came."""
 
-    def due(self) -> bool:
+    def due(self, seconds: float) -> bool:
+        """Whether `seconds` have passed since the bar was last brought up to date."""
         now = time.perf_counter()
-        if now - self.shown < self.REFRESH:
+        if not self.SPEAKS or now - self.shown < seconds:
             return False
         self.shown = now
         return True
@@ -92,6 +94,8 @@ class Plain(Progress):
 
 class Bar(Progress):
     """Loss, validation measures, speed and time left on one live line."""
+
+    SPEAKS = True
 
     def start(self, total: int, step: int, samples_per_step: float) -> None:
         from rich.console import Console

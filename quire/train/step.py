@@ -27,13 +27,14 @@ from quire.train.task import Task
 class Player:
     """One player's parameters and its optimiser."""
 
-    def __init__(self, task: Task, name: str, options: Optim) -> None:
+    def __init__(self, task: Task, name: str, options: Optim, steps_per_epoch: int) -> None:
         self.name = name
         self.options = options
         parameters = task.player_parameters(name)
         factors = {key: task.step_factor(key) for key in parameters}
+        joins = {key: round(task.frozen_epochs(key) * steps_per_epoch) for key in parameters}
         biases = [] if options.decay_biases else [n for n, p in parameters.items() if task.is_bias(n, p)]
-        self.groups = make_groups(parameters, undecayed=biases, step_factors=factors)
+        self.groups = make_groups(parameters, undecayed=biases, step_factors=factors, joins=joins)
         self.optimiser = make_optimiser(self.groups, options)
 
     def begin(self, explicit: bool) -> None:
@@ -94,20 +95,24 @@ class Stepper:
     SETTLE_EVERY = 32
 
     def __init__(
-        self, task: Task, optim: Optim, train: Train, device: torch.device, total_steps: int
+        self,
+        task: Task,
+        optim: Optim,
+        train: Train,
+        device: torch.device,
+        total_steps: int,
+        steps_per_epoch: int = 1,
     ) -> None:
         check_accumulation(task, train.micro_batches)
         self.task, self.optim, self.train = task, optim, train
         self.total_steps = total_steps
-        self.players = [Player(task, name, optim) for name in task.players]
+        self.players = [Player(task, name, optim, steps_per_epoch) for name in task.players]
+        self.joining = any(group.joins for player in self.players for group in player.groups)
         mixed = train.precision == "bfloat16"
         autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16) if mixed else None
         plain = not (mixed or train.compile or train.noise.activations)
-        self.gradients = Gradients(task, autocast=autocast, explicit=plain)
+        self.gradients = Gradients(task, autocast=autocast, explicit=plain, compiled=train.compile)
         self.hooks = install(task, train.noise.activations) if train.noise.activations else None
-        if train.compile:
-            for module in task.children():
-                module.compile()
         self.input_noise, self.weight_noise = train.noise.inputs, train.noise.weights
         self.clips = optim.clip_norm is not None or optim.clip_value is not None
         self.on_host = device.type == "cpu"
@@ -122,9 +127,21 @@ class Stepper:
             return self.constant_lr
         return step_size(self.optim.schedule, self.optim.lr, step, self.total_steps)
 
+    def _join(self, number: int) -> None:
+        """Freeze what is still to wait at step `number`, and let in what has waited long enough."""
+        groups = [group for player in self.players for group in player.groups]
+        changed = [group for group in groups if group.active != (number >= group.joins)]
+        for group in changed:
+            group.set_active(number >= group.joins)
+        if changed:
+            self.task.train()  # batch norms follow their weights
+
     def step(self, batch: Batch, number: int) -> tuple[Sums, Weights]:
         """Step `number` (counted from 0) on `batch`; returns what was differentiated."""
         task, train = self.task, self.train
+        if self.joining:
+            self._join(number)
+        batch = task.augment(batch)
         if self.input_noise:
             batch = batch.replace(inputs=gaussian_noise(batch.inputs, self.input_noise))
         if train.micro_batches == 1:

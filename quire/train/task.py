@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -68,10 +68,26 @@ class Task(nn.Module, ABC):
         """Factor of the step size of one parameter, for parts that should move more slowly."""
         return 1.0
 
+    def frozen_epochs(self, name: str) -> float:
+        """Epochs for which a parameter stays as it is before it joins the others."""
+        return 0.0
+
+    def train(self, mode: bool = True) -> Self:
+        """As every module's; but a batch norm that is frozen also keeps its statistics."""
+        super().train(mode)
+        for module in self.modules() if mode else ():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.weight is not None:
+                module.train(module.weight.requires_grad)
+        return self
+
     def is_bias(self, name: str, parameter: nn.Parameter) -> bool:
         """Whether ``--no-optim.decay_biases`` leaves a parameter undecayed: biases and norms, which are
         the vectors of a model."""
         return parameter.ndim <= 1
+
+    def augment(self, batch: Batch) -> Batch:
+        """The batch of a training step, changed at random; called once a step, before it is weighed."""
+        return batch
 
     @abstractmethod
     def weigh(self, batch: Batch) -> dict[str, Weight]:
@@ -94,19 +110,19 @@ class Task(nn.Module, ABC):
         return None
 
     @torch.no_grad()
-    def tally(self, batch: Batch) -> dict[str, Tensor]:
-        """Statistics of the measures that add up over batches."""
+    def tally(self, batch: Batch) -> dict[str, Any]:
+        """Statistics of the measures that add up over batches: tensors, or anything else with a `+`."""
         return {}
 
     @torch.no_grad()
-    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def judge(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Terms of every player and tallies of one batch; a task that can share work overrides it."""
         sums: dict[str, Tensor] = {}
         for player in self.players:
             sums |= self.terms(batch, player)
         return sums, self.tally(batch)
 
-    def measures(self, tallies: Mapping[str, Tensor]) -> dict[str, float]:
+    def measures(self, tallies: Mapping[str, Any]) -> dict[str, float]:
         """The measures from the sum of the tallies."""
         return {}
 

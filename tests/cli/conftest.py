@@ -10,7 +10,7 @@ import pytest
 
 from quire.cli.main import main
 from quire.options import check_range
-from quire.recipes.base import RECIPES, Expectation, Recipe, RunOptions
+from quire.recipes.base import RECIPES, Expectation, Recipe, TableRunOptions
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyOptions(RunOptions):
+class TinyOptions(TableRunOptions):
     model: Model = field(default_factory=Model)
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from quire.cli.completion import places
-from quire.recipes.base import Recipe, RunOptions
+from quire.recipes.base import Recipe, TableRunOptions
 from tests.cli.conftest import Quire
 
 BASH = r"""
@@ -75,7 +75,7 @@ def test_a_shell_completes(
 
 def test_every_common_option_is_offered(tiny: Recipe) -> None:
     offered = places()["train/tiny"].candidates
-    for field in fields(RunOptions):
+    for field in fields(TableRunOptions):
         nested = {"optim": "optim.lr", "train": "train.batch-size", "table": "table.header"}
         assert f"--{nested.get(field.name, field.name)}" in offered
 

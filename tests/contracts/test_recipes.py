@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 
 import quire.recipes  # noqa: F401
 from quire.errors import InputError
+from quire.options import Schedule
 from quire.recipes.base import RECIPES, RunOptions
 from quire.recipes.execute import Outcome, execute
 from quire.runs import load
-from tests.recipes.examples import target_for, write_csv
+from tests.recipes.examples import target_for, write_csv, write_data
 
 NAMES = list(RECIPES)
 
@@ -26,9 +28,8 @@ def options_for(name: str, folder: Path, **given: Any) -> RunOptions:
     """Options to train `name` on a file of one's own; a recipe that builds on another run gets one."""
     recipe = RECIPES[name]
     fields = {field.name for field in dataclasses.fields(recipe.options)}
-    data = folder / "mine.csv"
-    if not data.exists():
-        write_csv(data)
+    known = [path for path in (folder / "mine", folder / "mine.csv") if path.exists()]
+    data = known[0] if known else write_data(recipe, folder)
     if "source" in fields:
         source = folder / "source"
         if not source.exists():
@@ -39,7 +40,15 @@ def options_for(name: str, folder: Path, **given: Any) -> RunOptions:
             )
         given["source"] = source
     given = {"epochs": 2, "out": folder / "run", **given}
-    return recipe.options(data=data, target=target_for(recipe), quiet=True, **given)
+    if recipe.targets in ("images", "scenes"):
+        small = {"batch_size": 16, "restore": "last", "monitor": "loss"}
+        own = recipe.options()
+        # A schedule that ends is another one where training is longer; here runs are made longer.
+        constant = dataclasses.replace(own.optim, schedule=Schedule())
+        given = {"train": dataclasses.replace(own.train, **small), "optim": constant, **given}
+    else:
+        given["target"] = target_for(recipe)
+    return recipe.options(data=data, quiet=True, **given)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +98,31 @@ def test_evaluate_repeats_the_measures_of_training(name: str, runs: Any) -> None
             assert value == pytest.approx(outcome.measures[split][measure], rel=1e-5, abs=1e-6), measure
 
 
-@pytest.mark.parametrize("name", NAMES)
+def of_kind(*kinds: str) -> list[str]:
+    return [name for name in NAMES if (RECIPES[name].targets in kinds)]
+
+
+@pytest.mark.parametrize("name", of_kind("images", "scenes"))
+def test_predict_reads_images_as_training_did(name: str, runs: Any, tmp_path: Path) -> None:
+    """Images of the test part in a folder of their own, without classes or annotations."""
+    outcome, options = runs(name)
+    kept = pq.read_table(outcome.run / "predictions.parquet").to_pylist()
+    column = "row" if RECIPES[name].targets == "images" else "image"
+    files = dict.fromkeys(str(row[column]) for row in kept)
+    for number, file in enumerate(files):
+        files[file] = f"{number:03d}{Path(file).suffix}"
+        shutil.copy(next(options.data.rglob(Path(file).name)) if column == "image" else options.data / file,
+                    tmp_path / files[file])  # fmt: skip
+    predicted = load(outcome.run).predict(tmp_path).to_pylist()
+    assert [row["image"] for row in predicted] == [files[str(row[column])] for row in kept]
+    for ours, theirs in zip(predicted, kept, strict=True):
+        assert ours["prediction"] == theirs["prediction"]
+        for corner in ("left", "top", "right", "bottom", "score", "probability"):
+            if corner in theirs:
+                assert ours[corner] == pytest.approx(theirs[corner], rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in of_kind("images", "scenes")])
 def test_predict_applies_the_saved_preparation(name: str, runs: Any, tmp_path: Path) -> None:
     """Rows of the test part, shuffled columns and no target: the predictions are those of the run."""
     outcome, options = runs(name)

@@ -29,7 +29,9 @@ REQUIRED = {
     "normalise": "standardise batch-norm layer-norm pre-norm post-norm",
     "convolve": "cross-correlation convolution pointwise pooling unpooling output-size parameter-count "
     "receptive-field separable equivariance",
-    "detect": "iou generalised-iou default-boxes matching box-coding multibox nms",
+    "convnets": "lenet alexnet vgg googlenet resnet resnext cifar-resnet densenet residual "
+    "class-activation-map",
+    "detect": "iou generalised-iou default-boxes matching box-coding multibox nms ssd",
     "measure": "accuracy precision recall f1 confusion-matrix precision-recall-curve average-precision "
     "coco-ap",
 }

@@ -9,6 +9,7 @@ from quire.errors import InputError
 from quire.functional import boxes as B
 from quire.functional import detect
 from quire.functional.reduction import LOSSES
+from quire.functional.suppression import nms
 
 
 def some_boxes(n, dtype=torch.float64, spread=10.0):
@@ -121,6 +122,59 @@ def test_targets_decode_to_the_true_boxes():
     assert none[1].abs().sum() == 0
 
 
+def test_trusting_the_boxes_gives_the_same():
+    defaults = detect.default_boxes([(4, 4)], [0.3, 0.5], [[1, 2]], dtype=torch.float64)
+    truth, labels = (some_boxes(12, spread=8) / 13).view(2, 6, 4), torch.randint(1, 4, (2, 6))
+    checked = detect.match_boxes(defaults, truth)
+    assert torch.equal(detect.match_boxes(defaults, truth, degenerate="zero"), checked)
+    for a, b in zip(
+        detect.multibox_targets(checked, defaults, truth, labels),
+        detect.multibox_targets(checked, defaults, truth, labels, degenerate="zero"),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+    # A box without area is not there.
+    truth[0, 2, 2:] = truth[0, 2, :2]
+    truth[1, 0] = math.nan
+    good = torch.ones(2, 6, dtype=torch.bool)
+    good[0, 2] = good[1, 0] = False
+    trusted = detect.match_boxes(defaults, truth, degenerate="zero")
+    assert torch.equal(trusted, detect.match_boxes(defaults, truth, present=good))
+    assert detect.multibox_targets(trusted, defaults, truth, labels, degenerate="zero")[1].isfinite().all()
+
+
+def test_background_in_a_crowd_is_left_out():
+    # Four default boxes in a row; the crowd covers half of the second and all of the third and fourth.
+    defaults = torch.tensor([[float(i), 0.0, i + 1.0, 1.0] for i in range(4)])
+    truth = torch.tensor([[1.5, 0.0, 9.0, 1.0], [3.0, 0.0, 4.0, 1.0], [0.0, 0.0, 4.0, 1.0]])
+    crowd = torch.tensor([True, False, False])
+    present = torch.tensor([False, True, False])
+    index = detect.match_boxes(defaults, truth, present=present)
+    assert index.tolist() == [-1, -1, -1, 1]
+    assert detect.leave_out_crowds(index, defaults, truth, crowd).tolist() == [-1, -2, -2, 1]
+    left = detect.leave_out_crowds(index, defaults, truth, crowd, threshold=0.51)
+    assert left.tolist() == [-1, -1, -2, 1]
+    classes, offsets = detect.multibox_targets(left, defaults, truth, torch.tensor([1, 2, 1]))
+    assert classes.tolist() == [0, 0, -1, 2]
+    assert offsets.abs().sum() == 0
+    batch = detect.leave_out_crowds(index.expand(2, 4), defaults, truth.expand(2, 3, 4), crowd.expand(2, 3))
+    assert batch.tolist() == [[-1, -2, -2, 1]] * 2
+
+
+def test_scales_are_fitted_to_the_sizes_of_the_boxes():
+    side = torch.linspace(0.1, 0.6, 1001, dtype=torch.float64)
+    wide = side * 1.5
+    boxes = torch.stack([0 * side, 0 * side, wide, side.square() / wide], 1)
+    boxes = torch.cat([boxes, torch.zeros(300, 4)])  # rows without a box
+    scales = detect.fit_scales(boxes.view(-1, 1, 4), 3)
+    made = detect.default_boxes([(1, 1)] * 3, scales, [[1.0]] * 3, dtype=torch.float64)
+    found = B.box_area(made).sqrt()
+    # 2% of the way from 0.1 to 0.6, then five equal ratios.
+    expected = [0.11 * (0.59 / 0.11) ** (i / 5) for i in range(6)]
+    assert found.tolist() == pytest.approx(expected)
+    assert detect.fit_scales(boxes[:1], 2) == pytest.approx((0.1, 0.1, 0.1))
+
+
 # Multibox -------------------------------------------------------------------------------------
 
 
@@ -173,6 +227,13 @@ def test_the_largest_losses_are_mined():
     mined = detect.hard_negatives(losses, labels, 2.0)
     assert mined.tolist() == [[True, False, True, False, False, False], [False] * 6]
     assert detect.hard_negatives(losses, labels, 100.0)[0].tolist() == [True, True, True, False, True, False]
+    # At least one: more than two for each match in the second image only, which has none.
+    mined = detect.hard_negatives(losses, labels, 2.0, least=1)
+    assert mined.tolist() == [[True, False, True, False, False, False], [False] * 5 + [True]]
+    scores, place = torch.zeros(2, 6, 3), torch.zeros(2, 6, 4)
+    classes, _ = detect.multibox_parts(scores, place, labels, place, negatives=2.0, least_negatives=4)
+    # One match and four of its negatives; then four of six negatives.
+    assert classes.tolist() == pytest.approx([5 * math.log(3), 4 * math.log(3)])
 
 
 def test_nothing_matched_is_zero_with_a_zero_gradient():
@@ -198,7 +259,7 @@ def test_a_model_learns_from_it():
     scores = prediction[0, :, 4:].softmax(-1)
     boxes = B.decode_boxes(prediction[0, :, :4], defaults).detach()
     for k in (1, 2):
-        kept = detect.nms(boxes, scores[:, k])
+        kept = nms(boxes, scores[:, k])
         assert B.iou(boxes[kept[:1]], truth[k - 1 : k]).item() > 0.95
 
 
@@ -211,45 +272,6 @@ def test_low_precision_mines_the_same_boxes(dtype):
     narrow = detect.multibox(prediction, labels, targets, **options)
     assert narrow.dtype == dtype
     assert narrow.item() == pytest.approx(wide.item(), rel=2e-2)
-
-
-# Non-maximum suppression ----------------------------------------------------------------------
-
-
-def nms_by_loop(boxes, scores, threshold, groups):
-    order = sorted(range(len(scores)), key=lambda i: (-scores[i].item(), i))
-    overlap = B.iou_matrix(boxes, boxes)
-    kept = []
-    for i in order:
-        if all(groups[i] != groups[j] or overlap[i, j] <= threshold for j in kept):
-            kept.append(i)
-    return kept
-
-
-@pytest.mark.parametrize("block", [1, 7, 1024])
-@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
-def test_nms_equals_a_loop(block, threshold, monkeypatch):
-    monkeypatch.setattr(detect, "BLOCK", block)
-    boxes = some_boxes(70, spread=5)
-    scores = torch.randint(0, 20, (70,)) / 20  # ties
-    groups = torch.randint(-1, 3, (70,))
-    for each in (groups, torch.zeros(70, dtype=torch.long)):
-        expected = nms_by_loop(boxes, scores, threshold, each)
-        assert detect.nms(boxes, scores, threshold=threshold, groups=each).tolist() == expected
-    assert detect.nms(boxes, scores, threshold=threshold).tolist() == expected
-
-
-def test_a_chain_of_suppression_solved_by_hand():
-    # Each overlaps the next by 3/5: 0 removes 1, so 1 cannot remove 2, and so on.
-    boxes = torch.tensor([[i, 0.0, i + 4.0, 1.0] for i in range(6)])
-    scores = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-    assert detect.nms(boxes, scores, threshold=0.5).tolist() == [0, 2, 4]
-    assert detect.nms(boxes, scores.flip(0), threshold=0.5).tolist() == [5, 3, 1]
-    assert detect.nms(boxes, scores, threshold=0.6).tolist() == [0, 1, 2, 3, 4, 5]  # IoU 3/5 is not above
-    assert detect.nms(boxes, scores, groups=torch.arange(6)).tolist() == [0, 1, 2, 3, 4, 5]
-    assert detect.nms(boxes[:0], scores[:0]).shape == (0,)
-    flat = torch.tensor([[0.0, 0.0, 0.0, 4.0]] * 2)
-    assert detect.nms(flat, torch.ones(2)).tolist() == [0, 1]  # without area nothing overlaps
 
 
 # Messages and device --------------------------------------------------------------------------
@@ -290,9 +312,11 @@ LABELS = torch.zeros(2, 3, dtype=torch.long)
             lambda: detect.multibox(torch.zeros(2, 3, 6), LABELS, torch.zeros(2, 4)),
             r"offsets and targets of shapes \(2, 3, 4\) and \(2, 4\)",
         ),
-        (lambda: detect.nms(UNIT, torch.zeros(2)), r"nms of shapes \(1, 4\), \(2,\)"),
-        (lambda: detect.nms(UNIT.flip(1), torch.zeros(1)), r"nms: box 0 is \(1.0, 1.0, 0.0, 0.0\)"),
-        (lambda: detect.nms(UNIT, torch.full((1,), math.nan)), r"score nan[\s\S]*look for NaN"),
+        (lambda: detect.fit_scales(UNIT * 0, 2), r"0 boxes with an area to 2 maps[\s\S]*at least one"),
+        (
+            lambda: detect.leave_out_crowds(torch.zeros(1), UNIT, UNIT, torch.ones(2).bool()),
+            r"rows and crowd of shapes \(1,\) and \(2,\)",
+        ),
     ],
 )
 def test_messages(call, words):
@@ -302,10 +326,6 @@ def test_messages(call, words):
 
 @pytest.mark.gpu
 def test_on_the_gpu():
-    boxes, scores, groups = some_boxes(3000, spread=30), torch.rand(3000), torch.randint(0, 3, (3000,))
-    there = detect.nms(boxes.cuda(), scores.cuda(), groups=groups.cuda())
-    assert there.is_cuda
-    assert torch.equal(there.cpu(), detect.nms(boxes, scores, groups=groups))
     defaults = detect.default_boxes([(5, 5)], [0.3, 0.5], [[1, 2]], device="cuda")
     truth, labels = some_boxes(4, torch.float32, spread=8) / 13, torch.tensor([1, 2, 1, 1])
     index = detect.match_boxes(defaults, truth.cuda())
@@ -316,3 +336,19 @@ def test_on_the_gpu():
     expected = detect.multibox(prediction, classes[None].cpu(), targets[None].cpu())
     torch.testing.assert_close(loss.cpu(), expected)
     assert loss.is_cuda
+
+
+@pytest.mark.gpu
+def test_trusting_the_boxes_never_waits_for_the_gpu():
+    defaults = detect.default_boxes([(5, 5)], [0.3, 0.5], [[1, 2]], device="cuda")
+    truth = some_boxes(12, torch.float32, spread=8).view(3, 4, 4).cuda() / 13
+    labels, present = torch.ones(3, 4, device="cuda").long(), torch.ones(3, 4, device="cuda").bool()
+    wanted = detect.match_boxes(defaults, truth, present=present)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        index = detect.match_boxes(defaults, truth, present=present, degenerate="zero")
+        index = detect.leave_out_crowds(index, defaults, truth, ~present)
+        detect.multibox_targets(index, defaults, truth, labels, degenerate="zero")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(index, wanted)

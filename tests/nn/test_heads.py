@@ -139,6 +139,41 @@ def test_categorical_mean_is_torchs_weighted_mean() -> None:
     torch.testing.assert_close(head.loss_sum(raw, target) / head.weigh(target), wanted)
 
 
+@pytest.mark.parametrize("weights", [None, [0.5, 2.0, 3.0]])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_categorical_takes_shares_of_classes(weights: list[float] | None, smoothing: float) -> None:
+    head = Categorical(3, label_smoothing=smoothing, class_weights=weights).double()
+    raw = torch.randn(12, 3, dtype=torch.float64, requires_grad=True)
+    shares = torch.rand(12, 3, dtype=torch.float64).softmax(1)
+    shares[3], shares[7] = 0.0, -1.0
+    kept = [i for i in range(12) if i not in (3, 7)]
+    scale = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    wanted = nn.functional.cross_entropy(
+        raw[kept], shares[kept], scale, label_smoothing=smoothing, reduction="sum"
+    )
+    torch.testing.assert_close(head.loss_sum(raw, shares), wanted)
+    torch.testing.assert_close(head.loss_each(raw, shares).sum(), wanted)
+    assert (head.loss_each(raw, shares)[[3, 7]] == 0).all()
+    counts = sum(1.0 if weights is None else (shares[i] @ scale).item() for i in kept)  # type: ignore[operator]
+    assert float(head.weigh(shares)) == pytest.approx(counts)
+    torch.testing.assert_close(head.loss_sum(raw, shares.float()), wanted, rtol=1e-6, atol=0)
+    (gradient,) = torch.autograd.grad(head.loss_sum(raw, shares), raw, retain_graph=True)
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted, raw)[0])
+    half = head.float().loss_sum(raw.bfloat16(), shares)
+    assert half.dtype == torch.float32
+
+
+@pytest.mark.parametrize("weights", [None, [0.5, 2.0, 3.0]])
+def test_a_one_hot_row_counts_like_its_class(weights: list[float] | None) -> None:
+    head = Categorical(3, label_smoothing=0.1, class_weights=weights)
+    raw, target = torch.randn(2, 5, 3), torch.randint(0, 3, (2, 5))
+    target[1, 2:] = IGNORE
+    rows = nn.functional.one_hot(target.clamp(min=0), 3) * (target != IGNORE)[..., None].float()
+    torch.testing.assert_close(head.loss_each(raw, rows), head.loss_each(raw, target))
+    torch.testing.assert_close(head.loss_sum(raw, rows), head.loss_sum(raw, target))
+    assert float(head.weigh(rows)) == pytest.approx(float(head.weigh(target)))
+
+
 def test_categorical_reads_sequences() -> None:
     head = Categorical(5)
     raw, target = torch.randn(2, 7, 5), torch.randint(0, 5, (2, 7))
@@ -315,8 +350,11 @@ def test_errors_say_what_came_what_was_expected_and_what_to_do() -> None:
     assert "expected: shape (3, 2)" in text
     text = message(lambda: Gaussian(1).loss_sum(torch.zeros(3, 1), torch.zeros(1, 3)))
     assert "shape (3, 1) or (3,)" in text
-    text = message(lambda: Categorical(3).loss_sum(torch.zeros(4, 3), torch.zeros(4, 3)))
+    text = message(lambda: Categorical(3).loss_sum(torch.zeros(4, 3), torch.zeros(4, 2)))
+    assert "integers) of shape (4,), or shares of the classes of shape (4, 3)" in text
     assert "argmax(dim=-1)" in text
+    text = message(lambda: Categorical(3).tally(torch.zeros(4, 3), torch.zeros(4, 3)))
+    assert "expected: class numbers (integers) of shape (4,)\n" in text
     assert "did you mean 'sample'?" in message(lambda: Gaussian(1).predict(torch.zeros(1, 1), "samples"))
     assert "a probability in (0, 1)" in message(lambda: Gaussian(1).predict(torch.zeros(1, 1), level=90))
     assert "2 class weights" in message(lambda: Categorical(3, class_weights=[1.0, 2.0]))

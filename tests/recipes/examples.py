@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from quire.recipes.base import Recipe
 
@@ -26,6 +27,56 @@ def write_csv(path: Path, rows: int = 160, seed: int = 0) -> Path:
         lines.append(f"{shown},{colour[i]},{moves},2024-03-{day[i]:02d},{kind},{label},{value[i]:.3f}")
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def write_images(folder: Path, each: int = 16, seed: int = 0) -> Path:
+    """A folder for each of three classes: a bar, a square, or nothing but noise, on 16 × 16 pixels."""
+    generator = np.random.default_rng(seed)
+    for name in ("bar", "noise", "square"):
+        (folder / name).mkdir(parents=True)
+        for i in range(each):
+            pixels = generator.integers(0, 90, (16, 16, 3))
+            x, y = generator.integers(1, 8, 2)
+            if name == "bar":
+                pixels[:, x : x + 3] = (220, 60, 40)
+            elif name == "square":
+                pixels[y : y + 6, x : x + 6] = (40, 80, 230)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i:02d}.png")
+    return folder
+
+
+def write_scenes(folder: Path, count: int = 24, seed: int = 0) -> Path:
+    """Annotated scenes of 48 × 40 pixels in Pascal VOC's layout: red and blue rectangles, one to three."""
+    generator = np.random.default_rng(seed)
+    (folder / "JPEGImages").mkdir(parents=True)
+    (folder / "Annotations").mkdir()
+    for i in range(count):
+        pixels = generator.integers(0, 90, (40, 48, 3))
+        objects = ""
+        for place in range(1 + i % 3):
+            name, colour = [("red", (230, 40, 30)), ("blue", (30, 60, 240))][int(generator.integers(2))]
+            width, height = generator.integers(8, 14, 2)
+            x, y = 16 * place + int(generator.integers(0, 2)), int(generator.integers(0, 40 - height))
+            pixels[y : y + height, x : x + width] = colour
+            corners = (
+                f"<xmin>{x + 1}</xmin><ymin>{y + 1}</ymin><xmax>{x + width}</xmax><ymax>{y + height}</ymax>"
+            )
+            objects += f"<object><name>{name}</name><bndbox>{corners}</bndbox></object>\n"
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / "JPEGImages" / f"{i:03d}.png")
+        (folder / "Annotations" / f"{i:03d}.xml").write_text(
+            f"<annotation><filename>{i:03d}.png</filename>\n"
+            f"<size><width>48</width><height>40</height><depth>3</depth></size>\n{objects}</annotation>\n"
+        )
+    return folder
+
+
+def write_data(recipe: Recipe, folder: Path, seed: int = 0) -> Path:
+    """Data of the kind that a recipe learns from."""
+    if recipe.targets == "images":
+        return write_images(folder / "mine", seed=seed)
+    if recipe.targets == "scenes":
+        return write_scenes(folder / "mine", seed=seed)
+    return write_csv(folder / "mine.csv", seed=seed)
 
 
 def target_for(recipe: Recipe) -> str:
