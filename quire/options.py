@@ -269,6 +269,56 @@ class Augment:
         return self.mixup > 0 or self.cutmix > 0
 
 
+@dataclass(frozen=True)
+class Text:
+    """How text is read, cut into tokens and split."""
+
+    tokens: Literal["characters", "bytes", "bpe"] = "characters"
+    """bpe: byte pairs, joined where the training part has them most often."""
+    vocabulary: int = 1024
+    """Tokens of bpe, the 256 single bytes included."""
+    context: int = 128
+    """Tokens that a language model sees at once."""
+    length: int | None = None
+    """Most tokens of a text with a label, or of either side of a pair. Without it texts are cut where 95% of
+    the training texts have ended, and pairs are kept whole."""
+    suffixes: tuple[str, ...] = (".txt",)
+    """Endings of the files of a folder that are read."""
+    on_bad_utf8: Literal["refuse", "replace"] = "refuse"
+    """What to do with bytes that are no text; replace puts U+FFFD in their place."""
+    unknown: Literal["refuse", "skip", "replace"] = "replace"
+    """What to do with characters that the training part does not have; replace has a token for them."""
+    column: str | None = None
+    """Column of a table that holds the text, by name or position; the wordiest without it."""
+    label: str | None = None
+    """Column of a table that holds the label; the last without it."""
+    memory: float = 4.0
+    """GiB of tokens that may be kept in memory; a longer text is read through a memory map."""
+    cache: Path | None = None
+    """Folder for the token files of a text that does not fit; beside the text without it."""
+    validation: float = 0.1
+    """Share held out to choose the best weights. A text is cut in order: training part, validation, test."""
+    test: float = 0.1
+    """Share held out for the final result."""
+
+    def __post_init__(self) -> None:
+        check_range(
+            self, "--text.", context=">= 1", length=">= 1", memory="> 0", validation="[0, 1)", test="[0, 1)"
+        )
+        for name, choices in (
+            ("tokens", ("characters", "bytes", "bpe")),
+            ("on_bad_utf8", ("refuse", "replace")),
+            ("unknown", ("refuse", "skip", "replace")),
+        ):
+            value = getattr(self, name)
+            check(value in choices, f"--text.{name}", value, " or ".join(choices))
+        check(self.vocabulary >= 256, "--text.vocabulary", self.vocabulary, "a whole number from 256 on")
+        dotted = bool(self.suffixes) and all(s.startswith(".") and len(s) > 1 for s in self.suffixes)
+        check(dotted, "--text.suffixes", self.suffixes, "endings that begin with a dot, such as .txt .md")
+        held_out = self.validation + self.test
+        check(held_out < 0.95, "--text.validation + --text.test", held_out, "a sum below 0.95")
+
+
 def from_dict(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """The options that `to_dict` wrote; lists become tuples and texts become paths again."""
     hints = get_type_hints(kind)

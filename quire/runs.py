@@ -13,6 +13,7 @@ import torch
 from quire.data.images import ImagePreparation, fingerprint
 from quire.data.loaded import Prepares
 from quire.errors import InputError
+from quire.tasks.detection import Detection
 from quire.tasks.loading import Trained, load_trained
 from quire.tasks.predictions import detection_columns, prediction_columns
 from quire.train.evaluate import evaluate, evaluation_batch
@@ -101,20 +102,25 @@ class Run:
         return getattr(options, "table", None) or getattr(options, "images", None)
 
     @torch.no_grad()
-    def predict(self, path: Path | str, *, mode: str = "mode", level: float = 0.9, seed: int = 0) -> pa.Table:
+    def predict(
+        self, path: Path | str, *, mode: str = "mode", level: float = 0.9, score: float = 0.3, seed: int = 0
+    ) -> pa.Table:
         """A row of predictions for each row of a file, in its order; for each image, which is named; or for
-        each object that is found on an image."""
+        each object that is found on an image with at least the given score."""
         source = self.preparation.read(path, self._reading())
         prepared = self.preparation.transform(source)
         images = isinstance(self.preparation, ImagePreparation)
         generator = torch.Generator(self.device).manual_seed(seed)
+        options: dict[str, Any] = {"level": level, "generator": generator}
+        if isinstance(self.task, Detection):
+            options = {"score_threshold": score}
         parts, done = [], 0
         rows = min(BATCH, evaluation_batch(prepared.data)) if images else BATCH
         for batch in prepared.data.batches(torch.arange(len(prepared.data)), rows):
             batch = batch.to(self.device)
             names = prepared.lines[done : done + len(batch)]
             done += len(batch)
-            predicted = self.task.predict(batch.inputs, mode, level=level, generator=generator)
+            predicted = self.task.predict(batch.inputs, mode, **options)
             if "boxes" in predicted:
                 extent = batch.fields["target.extent"]
                 columns = detection_columns(self.preparation, predicted, names, extent)

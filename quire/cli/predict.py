@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Predictions for the rows of a file: as CSV on standard output, or in a file with --out."""
+    """Predictions for the rows of a table or for images: as CSV on standard output, or in a file (--out)."""
 
     run: Positional[Path]
     """Run folder."""
     file: Positional[Path]
-    """Table with the columns that the run was trained on; the target may be missing."""
+    """Table with the columns that the run was trained on, where the target may be missing; or an image, a
+    folder of images, IDX or CIFAR files."""
     out: Path | None = None
     """Write to this file; its ending, .csv or .parquet, decides the format."""
     mode: Literal["mode", "mean", "sample", "interval"] = "mode"
     """The most probable value, the mean, a random draw, or an interval; which exist depends on the model."""
     level: float = 0.9
     """Probability that an interval should hold."""
+    score: float = 0.3
+    """Least score of an object that is found on an image."""
     seed: int = 0
     """Seed of the random draw."""
     overwrite: bool = False
@@ -46,7 +49,7 @@ class PredictOptions:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        check_range(self, "--", level="(0, 1)", seed=">= 0")
+        check_range(self, "--", level="(0, 1)", score="(0, 1)", seed=">= 0")
         if self.out is not None and self.out.suffix.lower() not in (".csv", ".parquet"):
             raise InputError(
                 f"--out {self.out}", expected="a name that ends in .csv or .parquet", fix="change the ending"
@@ -62,7 +65,9 @@ def main(words: Sequence[str]) -> int:
     from quire.runs import load
 
     run = load(options.run)
-    predictions = run.predict(options.file, mode=options.mode, level=options.level, seed=options.seed)
+    predictions = run.predict(
+        options.file, mode=options.mode, level=options.level, score=options.score, seed=options.seed
+    )
     if options.out is not None:
         write_table(predictions, options.out)
     if options.json:

@@ -170,6 +170,7 @@ def match_boxes(
     index = torch.where(best >= threshold, index, UNMATCHED).view(-1, boxes)
     left = overlap.reshape(-1, count, boxes).clone()
     images = torch.arange(len(left), device=left.device)
+    nothing = left.new_zeros(())  # a number of the host's would have to be copied, and waited for
     on_host = left.device.type == "cpu"  # where asking costs less than going on
     for _ in range(min(count, boxes)):
         flat = left.flatten(1)
@@ -179,8 +180,8 @@ def match_boxes(
         if on_host and not overlaps.any():
             break
         index[images, column] = torch.where(overlaps, row, index[images, column])
-        left[images, row] = 0.0
-        left[images, :, column] = 0.0
+        left[images, row] = nothing
+        left[images, :, column] = nothing
     return index.view(*batch, boxes)
 
 

@@ -66,6 +66,7 @@ def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcom
     else:
         check_free(path, overwrite=options.overwrite)
     plan = recipe.build(options)
+    evaluate(plan.task, plan.data.train, rows=2)  # what cannot be computed at all is refused here
     if plan.data.validation is not None:
         check_monitor(plan.task, plan.data.validation, plan.options.train.monitor)
     epochs = options.epochs if options.epochs is not None else plan.epochs

@@ -25,8 +25,10 @@ class Source:
 
     path: Path
     state: dict[str, Tensor]
-    preparation: ImagePreparation | None
+    preparation: ImagePreparation | None = None
     """That of the run; None for a file of published weights."""
+    network: dict[str, Any] | None = None
+    """Description of the run's network, as `build_model` takes it."""
 
     def scales(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation that pixels are scaled by, as the weights expect it."""
@@ -56,8 +58,9 @@ def read_source(path: Path) -> Source:
     from quire.models.weights import read_weights
 
     if not path.is_dir():
-        return Source(path, read_weights(path), None)
+        return Source(path, read_weights(path))
     from quire.data.images import ImagePreparation
+    from quire.models import model_spec
     from quire.tasks import Supervised, load_trained
     from quire.train.folder import read_config
 
@@ -69,7 +72,7 @@ def read_source(path: Path) -> Source:
             expected="a run of a network that classifies images, or a file of weights",
             fix="train one with 'quire train resnet --data …'",
         )
-    return Source(path, task.model.state_dict(), preparation)
+    return Source(path, task.model.state_dict(), preparation, model_spec(task.model))
 
 
 def transfer_rules(model: Any, chosen: ConvNet, prefix: str = "model.") -> dict[str, dict[str, float]]:

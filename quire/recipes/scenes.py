@@ -106,9 +106,12 @@ def ssd(options: SSDOptions) -> Plan:
     preparation = data.preparation
     small = max(preparation.size) <= SMALL_SIDE
     build = BUILDERS[chosen.backbone]
-    with torch.device("meta"):  # a description is all that is needed
-        narrow = chosen.backbone_width or (0.5 if small else 1.0)
-        backbone = model_spec(build(1, in_channels=preparation.channels, width=narrow))
+    if source is not None and source.network is not None:
+        backbone = source.network
+    else:
+        width = chosen.backbone_width or (0.5 if small and source is None else 1.0)
+        with torch.device("meta"):  # a description is all that is needed
+            backbone = model_spec(build(in_channels=preparation.channels, width=width))
     levels = chosen.levels or (2 if small else 3)
     boxes, labels = (data.train.fields[f"target.{name}"] for name in ("boxes", "labels"))
     torch.manual_seed(options.seed)

@@ -5,6 +5,7 @@ One idea with other networks: the images decide size and channels, their classes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 SMALL_SIDE = 64
 """Images up to this side get the small variant of a network, which does not shrink them at once."""
+
+LEAST_STEPS = 600
+"""Few images are learned for more epochs, so that there are so many steps, unless --epochs or --steps says
+otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +113,7 @@ class ImageRunOptions(RunOptions):
             schedule=Schedule("cosine"),
         )
     )  # fmt: skip
-    train: Train = field(default_factory=lambda: Train(monitor="accuracy"))
+    train: Train = field(default_factory=Train)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +138,7 @@ class LeNetOptions(ImageRunOptions):
 class AlexNetOptions(ImageRunOptions):
     model: DenseTopNet = field(default_factory=DenseTopNet)
     optim: Optim = field(default_factory=lambda: Optim(lr=1e-3, schedule=Schedule("cosine")))
-    train: Train = field(default_factory=lambda: Train(batch_size=32, monitor="accuracy"))
+    train: Train = field(default_factory=lambda: Train(batch_size=32))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +176,7 @@ class DenseNetOptions(ImageRunOptions):
     options=LeNetOptions,
 )
 def lenet(options: ImageRunOptions) -> Plan:
-    return image_plan(options, "lenet5", {}, epochs=12, builtin_epochs=30, small_side=19)
+    return image_plan(options, "lenet5", {}, epochs=12, builtin_epochs=30, small_side=19, largest=32)
 
 
 @recipe(
@@ -262,13 +267,14 @@ def image_plan(
     builtin_epochs: float,
     small_width: float = 1.0,
     small_side: int = SMALL_SIDE,
+    largest: int = 224,
 ) -> Plan:
     """A plan for the network of `builder`; images up to `small_side` get its small variant, of
-    `small_width`."""
+    `small_width`, and larger ones than `largest` are brought to that side."""
     import torch
 
     from quire.data.images import load_images
-    from quire.models import BUILDERS
+    from quire.models import BUILDERS, build_model
     from quire.nn.heads import Categorical
     from quire.nn.images import Augmentation, ImageInputs
     from quire.recipes.plan import Plan
@@ -280,7 +286,8 @@ def image_plan(
     source = read_source(chosen.weights) if chosen.weights is not None else None
     like = source.preparation if source is not None else None
     data = with_scales(
-        load_images(options.data or "digits", options.images, seed=options.seed, like=like), source
+        load_images(options.data or "digits", options.images, seed=options.seed, like=like, largest=largest),
+        source,
     )
     preparation = data.preparation
     small = max(preparation.size) <= small_side
@@ -296,7 +303,12 @@ def image_plan(
     if small and source is None:
         config = {**config, "small": True}
     torch.manual_seed(options.seed)
-    model = BUILDERS[builder](len(data.classes), in_channels=preparation.channels, **config)
+    config = {**config, "num_classes": len(data.classes), "in_channels": preparation.channels}
+    if source is not None and source.network is not None:
+        shape = {key: config[key] for key in ("num_classes", "in_channels")}
+        model = build_model({**source.network, **shape})
+    else:
+        model = BUILDERS[builder](**config)
     notes = source.load(model) if source is not None else []
     task = Supervised(
         model,
@@ -305,5 +317,6 @@ def image_plan(
         augmentation=Augmentation(options.augment, len(data.classes), preparation.mean),
         **transfer_rules(model, chosen),
     )
-    length = builtin_epochs if options.data is None else epochs
+    steps = math.ceil(len(data.train) / (options.train.batch_size or len(data.train)))
+    length = builtin_epochs if options.data is None else max(epochs, math.ceil(LEAST_STEPS / steps))
     return Plan(task, data, options, length, pictures=lambda: image_pictures(task, data), notes=notes)

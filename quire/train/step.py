@@ -16,7 +16,7 @@ from quire.functional.regularise import gaussian_noise
 from quire.functional.schedules import step_size
 from quire.nn.noise import install, perturbed
 from quire.options import Optim, Train
-from quire.train.gradients import Gradients, Sums, Weights, check_accumulation, loss_factors
+from quire.train.gradients import CompileMode, Gradients, Sums, Weights, check_accumulation, loss_factors
 from quire.train.groups import make_groups
 from quire.train.guard import explain_non_finite
 from quire.train.optimisers import make_optimiser
@@ -111,7 +111,11 @@ class Stepper:
         mixed = train.precision == "bfloat16"
         autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16) if mixed else None
         plain = not (mixed or train.compile or train.noise.activations)
-        self.gradients = Gradients(task, autocast=autocast, explicit=plain, compiled=train.compile)
+        captured = device.type == "cuda" and train.micro_batches == 1
+        mode: CompileMode | None = None
+        if train.compile:
+            mode = "reduce-overhead" if captured else "default"
+        self.gradients = Gradients(task, autocast=autocast, explicit=plain, compiled=mode)
         self.hooks = install(task, train.noise.activations) if train.noise.activations else None
         self.input_noise, self.weight_noise = train.noise.inputs, train.noise.weights
         self.clips = optim.clip_norm is not None or optim.clip_value is not None

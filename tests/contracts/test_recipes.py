@@ -113,7 +113,7 @@ def test_predict_reads_images_as_training_did(name: str, runs: Any, tmp_path: Pa
         files[file] = f"{number:03d}{Path(file).suffix}"
         shutil.copy(next(options.data.rglob(Path(file).name)) if column == "image" else options.data / file,
                     tmp_path / files[file])  # fmt: skip
-    predicted = load(outcome.run).predict(tmp_path).to_pylist()
+    predicted = load(outcome.run).predict(tmp_path, score=0.01).to_pylist()
     assert [row["image"] for row in predicted] == [files[str(row[column])] for row in kept]
     for ours, theirs in zip(predicted, kept, strict=True):
         assert ours["prediction"] == theirs["prediction"]

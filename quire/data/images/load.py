@@ -18,7 +18,7 @@ from quire.data.images.preparation import ImagePreparation, channel_moments, no_
 from quire.data.images.recognise import open_images, open_scenes
 from quire.data.images.source import ImageSource, counted, some
 from quire.data.images.stream import Progress, fits, gather
-from quire.data.images.survey import Survey, broken_note, choose_shape, survey
+from quire.data.images.survey import LARGEST, Survey, broken_note, choose_shape, survey
 from quire.data.load import Split
 from quire.data.splits import split_rows
 from quire.errors import DataError, InputError
@@ -62,6 +62,7 @@ def load_images(
     *,
     seed: int = 0,
     like: ImagePreparation | None = None,
+    largest: int = LARGEST,
     progress: Progress | None = None,
 ) -> ImageData:
     """Read, split and prepare images of classes.
@@ -69,11 +70,12 @@ def load_images(
     `source` is a path, the name of a built-in set, or what `open_images` gave. Parts that the data has
     itself are kept; others are taken from its training part, stratified by class. Statistics come from the
     training part alone, or with `like` from an older preparation, whose model is to be taken over.
+    `largest` is the side of images that differ or are larger, where the options do not say it.
     """
     opened = source if isinstance(source, ImageSource) else open_images(source, options or Images())
     if opened.codes is None:
         raise no_classes(opened)
-    return _load(survey(opened), "class", seed, like, progress)
+    return _load(survey(opened), "class", seed, like, progress, largest)
 
 
 def load_scenes(
@@ -90,7 +92,12 @@ def load_scenes(
 
 
 def _load(
-    seen: Survey, name: str, seed: int, like: ImagePreparation | None, progress: Progress | None
+    seen: Survey,
+    name: str,
+    seed: int,
+    like: ImagePreparation | None,
+    progress: Progress | None,
+    largest: int = LARGEST,
 ) -> ImageData:
     source, options = seen.source, seen.source.options
     boxes = source.objects is not None
@@ -102,7 +109,7 @@ def _load(
             expected=f"at least {'one' if boxes else 'two'}",
             fix="" if boxes else "give the folder whose sub-folders are the classes",
         )  # fmt: skip
-    shape = like.shape if like is not None else choose_shape(seen, options)
+    shape = like.shape if like is not None else choose_shape(seen, options, largest)
     fields = target_fields(seen, target, boxes=boxes, need_target=True)
     labels = fields["target.labels" if boxes else "target"]
     rows = split_source(source, seed)

@@ -79,12 +79,13 @@ def broken_note(errors: Sequence[DataError], total: int) -> str:
     return f"{len(errors)} of {counted(total, 'image')} unusable, left out: {reasons}"
 
 
-def choose_shape(survey: Survey, options: Images) -> Shape:
-    """The shape that the options ask for; without them the size and colours that all images share."""
-    height = width = options.size or LARGEST
+def choose_shape(survey: Survey, options: Images, largest: int = LARGEST) -> Shape:
+    """The shape that the options ask for; without them the size and colours that all images share, and
+    `largest` where they differ or are larger."""
+    height = width = options.size or largest
     if options.size is None:
         shared = survey.size[0]
-        if (survey.size == shared).all() and (shared <= LARGEST).all():
+        if (survey.size == shared).all() and (shared <= largest).all():
             width, height = int(shared[0]), int(shared[1])
     grey = options.colour == "grey" or (options.colour == "auto" and bool(survey.grey.all()))
     return Shape(height, width, 1 if grey else 3, options.fit)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pycocotools.coco import COCO
 
 from quire.data.images import load_scenes
 from quire.errors import DataError
@@ -334,6 +333,7 @@ def test_one_coco_file_with_images_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_random_set_is_what_pycocotools_reads(tmp_path: Path) -> None:
+    COCO = pytest.importorskip("pycocotools.coco").COCO
     generator = np.random.default_rng()
     images = [(int(number), f"{number}.png") for number in generator.permutation(100)[:15]]
     for number, name in images:
