@@ -131,6 +131,9 @@ class Train:
     """Stop after this many validations without an improvement."""
     min_delta: float = 0.0
     """What counts as an improvement."""
+    carry: bool = False
+    """Read a text in streams and carry a recurrent model's state from batch to batch; the gradient ends at
+    the batch (truncated backpropagation through time)."""
     average: float | None = None
     """Decay of the moving average of weights, which is then what is judged and kept."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -146,6 +149,8 @@ class Train:
             min_delta=">= 0", average="(0, 1)",
         )  # fmt: skip
         check(self.restore in ("best", "last"), "--train.restore", self.restore, "best or last")
+        if self.carry and self.compile:
+            raise InputError("--train.carry with --train.compile", expected="one of them")
         good = self.precision in ("float32", "bfloat16")
         check(good, "--train.precision", self.precision, "float32 or bfloat16")
 

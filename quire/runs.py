@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from quire.data.batch import as_judged
 from quire.data.images import ImagePreparation, fingerprint
 from quire.data.loaded import Prepares
+from quire.data.text import TextPreparation
 from quire.errors import InputError
 from quire.tasks.detection import Detection
+from quire.tasks.language import LanguageModel
 from quire.tasks.loading import Trained, load_trained
 from quire.tasks.predictions import detection_columns, prediction_columns
+from quire.tasks.translation import Translation
 from quire.train.evaluate import evaluate, evaluation_batch
 from quire.train.folder import read_config
 from quire.train.task import Task
@@ -83,7 +88,7 @@ class Run:
         plan = RECIPES[self.config["recipe"]].build(options)
         parts = {"train": plan.data.train, "validation": plan.data.validation, "test": plan.data.test}
         return {
-            name: evaluate(self.task, part.to(self.device))
+            name: evaluate(self.task, as_judged(part).to(self.device))
             for name, part in parts.items()
             if part is not None
         }
@@ -97,9 +102,10 @@ class Run:
         return from_dict(RECIPES[self.config["recipe"]].options, self.config["options"])
 
     def _reading(self) -> Any:
-        """How the run read its data: options of tables, images or scenes."""
+        """How the run read its data: options of tables, images, scenes or text."""
         options = self.options()
-        return getattr(options, "table", None) or getattr(options, "images", None)
+        found = (getattr(options, name, None) for name in ("table", "images", "text"))
+        return next((reading for reading in found if reading is not None), None)
 
     @torch.no_grad()
     def predict(
@@ -107,6 +113,12 @@ class Run:
     ) -> pa.Table:
         """A row of predictions for each row of a file, in its order; for each image, which is named; or for
         each object that is found on an image with at least the given score."""
+        if isinstance(self.task, LanguageModel):
+            raise InputError(
+                f"predictions of '{self.config['recipe']}', a language model",
+                expected="text: quire sample",
+                fix=f"quire sample {self.path} --prompt 'The '",
+            )
         source = self.preparation.read(path, self._reading())
         prepared = self.preparation.transform(source)
         images = isinstance(self.preparation, ImagePreparation)
@@ -115,13 +127,18 @@ class Run:
         if isinstance(self.task, Detection):
             options = {"score_threshold": score}
         parts, done = [], 0
-        rows = min(BATCH, evaluation_batch(prepared.data)) if images else BATCH
+        rows = min(BATCH, evaluation_batch(self.task, prepared.data)) if images else BATCH
         for batch in prepared.data.batches(torch.arange(len(prepared.data)), rows):
             batch = batch.to(self.device)
             names = prepared.lines[done : done + len(batch)]
             done += len(batch)
             predicted = self.task.predict(batch.inputs, mode, **options)
-            if "boxes" in predicted:
+            if isinstance(self.task, Translation):
+                assert isinstance(self.preparation, TextPreparation)
+                said = self.preparation.decode(predicted["tokens"])
+                likely = predicted["log_probability"].cpu().double().numpy()
+                columns: dict[str, Any] = {"prediction": pa.array(said), "log_probability": likely}
+            elif "boxes" in predicted:
                 extent = batch.fields["target.extent"]
                 columns = detection_columns(self.preparation, predicted, names, extent)
             else:
@@ -130,6 +147,27 @@ class Run:
             parts.append(pa.table(columns))
         self.notes = prepared.notes
         return pa.concat_tables(parts) if parts else pa.table({})
+
+    def sample(self, prompts: Sequence[str], *, length: int = 300, **options: Any) -> list[str]:
+        """Texts that begin with the prompts; the options are those of `quire.models.generate.stream`."""
+        from quire.tasks.samples import sample_text
+
+        return sample_text(*self._language(), prompts, length=length, **options)
+
+    def stream(self, prompt: str, *, length: int = 300, **options: Any) -> Iterator[str]:
+        """The text after a prompt, piece by piece as it is made."""
+        from quire.tasks.samples import stream_text
+
+        return stream_text(*self._language(), prompt, length=length, **options)
+
+    def _language(self) -> tuple[LanguageModel, TextPreparation]:
+        if not isinstance(self.task, LanguageModel) or not isinstance(self.preparation, TextPreparation):
+            raise InputError(
+                f"{self.path} is a run of '{self.config['recipe']}', which makes no text",
+                expected="a run of a language model",
+                fix="train one with 'quire train gpt'",
+            )
+        return self.task, self.preparation
 
     def export(self, path: Path) -> dict[str, Any]:
         """The network with its preparation inside: ONNX or a torch.export program, by the ending."""

@@ -16,7 +16,18 @@ FOLDERS = ("quire", "tests", "benchmarks", "examples")
 EVERY_FILE = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 BASE = {"errors", "registry", "options"}
-BELOW_RECIPES = {"functional", "nn", "models", "backprop", "data", "train", "tasks", "estimators", "doctor"}
+BELOW_RECIPES = {
+    "functional",
+    "nn",
+    "models",
+    "backprop",
+    "tuning",
+    "data",
+    "train",
+    "tasks",
+    "estimators",
+    "doctor",
+}
 ALLOWED = {
     "errors": set(),
     "registry": {"errors"},
@@ -25,6 +36,7 @@ ALLOWED = {
     "nn": BASE | {"functional"},
     "models": BASE | {"nn", "functional"},
     "backprop": BASE | {"functional", "nn", "models"},
+    "tuning": BASE | {"functional", "nn", "models"},
     "data": BASE,
     "train": BASE | {"data", "functional", "nn"},
     "tasks": BASE | {"models", "nn", "functional", "train", "data", "backprop"},

@@ -45,6 +45,12 @@ def _predict(words: Words) -> int:
     return main(words)
 
 
+def _sample(words: Words) -> int:
+    from quire.cli.sample import main
+
+    return main(words)
+
+
 def _export(words: Words) -> int:
     from quire.cli.export import main
 
@@ -80,6 +86,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train a recipe on built-in data, or on yours with --data", _train),
     "evaluate": Command("measures of a run, on its own data or on a file", _evaluate),
     "predict": Command("predictions of a run for the rows of a file", _predict),
+    "sample": Command("text from a language model, as it is made", _sample),
     "export": Command("a run as ONNX (.onnx) or as a torch.export program (.pt2)", _export),
     "runs": Command("list, show and compare runs", _runs),
     "report": Command("write a run's report.html again", _report),

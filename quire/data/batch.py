@@ -160,6 +160,13 @@ class TensorData:
             start = 0
 
 
+def as_judged(data: Data) -> Data:
+    """What a whole part is judged on: a text in windows side by side, where it is learned from windows that
+    start at each of its tokens."""
+    judged = getattr(data, "judged", None)
+    return data if judged is None else judged()
+
+
 def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
     """The order of `n` rows in one epoch: a pure function of (seed, epoch), so a position in the
     data is two integers and resuming needs no replay."""

@@ -4,6 +4,7 @@ from quire.estimators.bagging import BaggingEnsemble
 from quire.estimators.linear import LinearRegression
 from quire.estimators.logistic import LogisticRegression
 from quire.estimators.mlp import MLPClassifier, MLPRegressor
+from quire.estimators.nadaraya_watson import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 from quire.estimators.polynomial import PolynomialRegression
 
 __all__ = [
@@ -12,5 +13,7 @@ __all__ = [
     "LogisticRegression",
     "MLPClassifier",
     "MLPRegressor",
+    "NadarayaWatsonClassifier",
+    "NadarayaWatsonRegressor",
     "PolynomialRegression",
 ]

@@ -9,9 +9,16 @@ from quire.models.alexnet import AlexNet, AlexNetConfig, alexnet
 from quire.models.densenet import DenseNet, DenseNetConfig, densenet121, densenet169, densenet201
 from quire.models.ensemble import EnsembleConfig, MLPEnsemble
 from quire.models.googlenet import GoogLeNet, GoogLeNetConfig, googlenet
+from quire.models.gpt import GPT, GPTConfig
 from quire.models.lenet import LeNet, LeNetConfig, lenet5
 from quire.models.mlp import MLP, MLPConfig, linear
 from quire.models.polynomial import PolynomialConfig, PolynomialModel
+from quire.models.recurrent import (
+    RecurrentClassifier,
+    RecurrentClassifierConfig,
+    RecurrentLM,
+    RecurrentLMConfig,
+)
 from quire.models.registry import BUILDERS, MODELS, Example, build_model, model, model_spec
 from quire.models.resnet import (
     ResNet,
@@ -29,7 +36,14 @@ from quire.models.resnet import (
     resnext101_32x8d,
     resnext101_64x4d,
 )
+from quire.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from quire.models.ssd import SSD, SSDConfig
+from quire.models.transformer import (
+    Transformer,
+    TransformerClassifier,
+    TransformerClassifierConfig,
+    TransformerConfig,
+)
 from quire.models.vgg import (
     VGG,
     VGGConfig,
@@ -47,6 +61,7 @@ from quire.models.weights import fit_weights, load_weights, read_weights
 
 __all__ = [
     "BUILDERS",
+    "GPT",
     "MLP",
     "MODELS",
     "SSD",
@@ -58,6 +73,7 @@ __all__ = [
     "DenseNetConfig",
     "EnsembleConfig",
     "Example",
+    "GPTConfig",
     "GoogLeNet",
     "GoogLeNetConfig",
     "LeNet",
@@ -66,9 +82,19 @@ __all__ = [
     "MLPEnsemble",
     "PolynomialConfig",
     "PolynomialModel",
+    "RecurrentClassifier",
+    "RecurrentClassifierConfig",
+    "RecurrentLM",
+    "RecurrentLMConfig",
     "ResNet",
     "ResNetConfig",
     "SSDConfig",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "Transformer",
+    "TransformerClassifier",
+    "TransformerClassifierConfig",
+    "TransformerConfig",
     "VGGConfig",
     "VisionConfig",
     "alexnet",

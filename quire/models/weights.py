@@ -136,7 +136,7 @@ def fit_weights(network: ConvNet, weights: Mapping[str, Tensor], path: Path | st
     for name in own:
         if name.endswith("num_batches_tracked"):  # which files from before PyTorch 0.4.1 do not have
             given.setdefault(name, own[name])
-    if problems := _misfits(own, given):
+    if problems := misfits(own, given):
         like = _nearest_network(found)
         raise DataError(
             f"weights that are not those of this {type(network).__name__}: {'; '.join(problems)}",
@@ -196,7 +196,7 @@ def _leave_auxiliary(own: Mapping[str, Tensor], given: dict[str, Tensor]) -> str
     return ""
 
 
-def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+def misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
     reshaped = [
         f"{name} {tuple(given[name].shape)} instead of {tuple(value.shape)}"
         for name, value in own.items()

@@ -1,7 +1,7 @@
 """Recipes: functions from options to a complete run. Importing this package imports every recipe
 file, and none of them imports PyTorch until it builds something."""
 
-from quire.recipes import dense, polynomial, scenes, several, vision
+from quire.recipes import dense, language, polynomial, scenes, sequences, several, vision
 from quire.recipes.base import RECIPES, Expectation, Recipe, RunOptions, TableRunOptions, recipe
 
 __all__ = [
@@ -11,9 +11,11 @@ __all__ = [
     "RunOptions",
     "TableRunOptions",
     "dense",
+    "language",
     "polynomial",
     "recipe",
     "scenes",
+    "sequences",
     "several",
     "vision",
 ]

@@ -91,7 +91,9 @@ class TableRunOptions(RunOptions):
             )
 
 
-Learns = Literal["classes", "two classes", "values", "any", "several", "images", "scenes"]
+Learns = Literal[
+    "classes", "two classes", "values", "any", "several", "images", "scenes", "text", "pairs", "labelled"
+]
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Recipe:
     summary: str
     expected: Expectation
     targets: Learns
-    """What --target of a table may be; images have a class each, scenes have objects in boxes."""
+    """What --target of a table may be; images have a class each, scenes have objects in boxes, and
+    of a text the next token is learned, of pairs the second text, of labelled texts the label."""
     options: type[RunOptions]
     build: Callable[[Any], Plan]
     """From options to everything a run needs: task, data, preparation, training options."""

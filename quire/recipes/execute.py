@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import quire
-from quire.data.batch import Batch, Data
+from quire.data.batch import Batch, Data, as_judged
 from quire.data.images import fingerprint
 from quire.data.loaded import LoadedData
 from quire.errors import InputError, QuireError
@@ -108,7 +108,9 @@ def conclude(
     """Judge the trained task on every part and write result, predictions, pictures and report."""
     task, data = plan.task, plan.data
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
-    measures = {name: evaluate(task, part.to(device)) for name, part in parts.items() if part is not None}
+    measures = {
+        name: evaluate(task, as_judged(part).to(device)) for name, part in parts.items() if part is not None
+    }
     shown = "test" if data.test is not None else "validation" if data.validation is not None else "train"
     if plan.extra_measures:
         measures[shown] |= plan.extra_measures()
@@ -118,7 +120,10 @@ def conclude(
 
     part = parts[shown]
     assert part is not None
-    write_predictions(folder.path, task, data, part.to(device), data.lines(shown))  # type: ignore[arg-type]
+    if data.preparation.targets:
+        write_predictions(folder.path, task, data, part.to(device), data.lines(shown))  # type: ignore[arg-type]
+    if plan.samples:
+        write_json(folder.path / "samples.json", [sample._asdict() for sample in plan.samples()])
     pictures = list(plan.pictures()) if plan.pictures else []
     if pictures:
         (folder.path / "figures").mkdir(exist_ok=True)
@@ -252,7 +257,7 @@ def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, line
     mode = "interval" if any(t.kind == "regression" for t in data.preparation.targets) else "mode"
     tables = []
     done = 0
-    for batch in part.batches(torch.arange(len(part)), evaluation_batch(part)):
+    for batch in part.batches(torch.arange(len(part)), evaluation_batch(task, part)):
         batch = batch.to(next(task.parameters()).device)
         predicted = task.predict(batch.inputs, mode, level=LEVEL)
         names = lines[done : done + len(batch)]

@@ -32,6 +32,13 @@ class Picture(NamedTuple):
     figure: Figure
 
 
+class Sample(NamedTuple):
+    """A text that the model made, and how."""
+
+    name: str
+    text: str
+
+
 @dataclass
 class Plan:
     """A task, its data and how long to train. `options` are those that the recipe settled on."""
@@ -44,6 +51,7 @@ class Plan:
     extra_measures: Callable[[], dict[str, float]] | None = None
     """Measures on the test part that are this recipe's own, computed after training."""
     pictures: Callable[[], Sequence[Picture]] | None = None
+    samples: Callable[[], Sequence[Sample]] | None = None
     notes: list[str] = field(default_factory=list)
 
 

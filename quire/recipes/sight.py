@@ -64,7 +64,7 @@ def scene_pictures(task: Detection, data: ImageData) -> Sequence[Picture]:
 
 
 def precision_recall_picture(task: Detection, part: Data, classes: list[str]) -> Picture:
-    parts = part.batches(torch.arange(len(part)), evaluation_batch(part))
+    parts = part.batches(torch.arange(len(part)), evaluation_batch(task, part))
     curves = task.curves(add_up(task.tally(on_device(task, batch)) for batch in parts))
     areas = curves["average_precision"]
     lines = {
@@ -132,7 +132,7 @@ def mistakes_picture(task: Supervised, part: Data, classes: list[str]) -> list[P
     truth: list[str] = []
     said: list[str] = []
     sure: list[float] = []
-    for batch in part.batches(torch.arange(len(part)), evaluation_batch(part)):
+    for batch in part.batches(torch.arange(len(part)), evaluation_batch(task, part)):
         batch = on_device(task, batch)
         found = task.predict(batch.inputs)
         wrong = (found["class"] != batch.target).nonzero().squeeze(1)

@@ -10,7 +10,7 @@ from quire.report.curves import curve_figure, gaps
 from quire.report.judgement import judgement
 from quire.report.page import code, document, escape, facts, folded, paragraph, picture, pictures, table
 from quire.report.pictures import recipe_pictures
-from quire.report.reading import TRAINER_VALUES, Run, read_run
+from quire.report.reading import TRAINER_VALUES, Run, read_run, read_samples
 from quire.report.style import inline, to_svg
 from quire.report.summary import (
     SPLITS,
@@ -56,6 +56,7 @@ def build(run: Run) -> str:
         ("measures", "Measures", _measures(run)),
         ("curves", "Curves", _curves(run)),
         *_targets(run),
+        ("samples", "Samples", _samples(run)),
         ("pictures", "Pictures", pictures(recipe_pictures(run.folder))),
         ("model", "Model", _model(run)),
         ("cost", "Time and memory", _cost(run)),
@@ -158,6 +159,11 @@ def _targets(run: Run) -> Iterator[tuple[str, str, str]]:
     for index, target in enumerate(targets, start=1):
         title = "Predictions" if len(targets) == 1 else f"Target: {target.name}"
         yield f"target-{index}", title, judgement(run, target)
+
+
+def _samples(run: Run) -> str:
+    """Texts that the model made."""
+    return "".join(f"<h3>{escape(name)}</h3>\n{code(text)}" for name, text in read_samples(run))
 
 
 def _model(run: Run) -> str:

@@ -235,6 +235,17 @@ def _curves(lines: list[dict[str, Any]]) -> dict[str, dict[str, Curve]]:
     }
 
 
+def read_samples(run: Run) -> list[tuple[str, str]]:
+    """Names and texts of what a language model made; nothing where a run makes no text."""
+    path = run.folder / "samples.json"
+    if not path.is_file():
+        return []
+    try:
+        return [(str(entry["name"]), str(entry["text"])) for entry in json.loads(path.read_bytes())]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, str(error)) from error
+
+
 def read_predictions(run: Run, target: Target) -> Predictions | None:
     """The predictions of one target, or None where the run has none."""
     path = run.folder / "predictions.parquet"

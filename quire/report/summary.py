@@ -41,7 +41,7 @@ def headline(run: Run, target: Target | None = None) -> Headline | None:
     prefix, kind = (target.prefix, target.kind) if target else ("", "")
     # A run of several targets has prefixed measures and, without a prefix, those of them all together.
     own = [name for name in measures[split] if name.startswith(prefix)] or list(measures[split])
-    preferred = [prefix + name for name in _PREFERRED.get(kind, ("accuracy", "r2", "rmse"))]
+    preferred = [prefix + name for name in _PREFERRED.get(kind, ("perplexity", "accuracy", "r2", "rmse"))]
     candidates = [name for name in preferred if name in own]
     candidates += [name for name in own if name != prefix + "loss"] + own
     return Headline(candidates[0], split, measures[split][candidates[0]])
@@ -107,6 +107,7 @@ _WORDS = {
     "r2": "R²",
     "rmse": "RMSE",
     "mae": "MAE",
+    "bits_per_token": "bits per token",
     "map": "mAP (IoU 0.5 to 0.95)",
     "map50": "mAP at IoU 0.5",
     "map75": "mAP at IoU 0.75",

@@ -2,7 +2,18 @@
 
 from quire.tasks.bagging import Bagging
 from quire.tasks.detection import Detection, DetectionRules
+from quire.tasks.language import LanguageModel
 from quire.tasks.loading import Trained, load_trained
 from quire.tasks.supervised import Supervised
+from quire.tasks.translation import Translation
 
-__all__ = ["Bagging", "Detection", "DetectionRules", "Supervised", "Trained", "load_trained"]
+__all__ = [
+    "Bagging",
+    "Detection",
+    "DetectionRules",
+    "LanguageModel",
+    "Supervised",
+    "Trained",
+    "Translation",
+    "load_trained",
+]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.data.images import read_preparation
 from quire.data.loaded import Prepares
+from quire.data.reading import read_preparation
 from quire.train.checkpoints import newest_checkpoint
 from quire.train.folder import CHECKPOINTS
 from quire.train.task import Task, build_task

@@ -136,6 +136,7 @@ class Descent:
         if not len(data):
             raise InputError("no training rows", expected="at least one", fix="check the data and its split")
         self.task, self.train, self.seed = place_task(task, device), train, seed
+        data = in_streams(task, data, train.batch_size) if train.carry else data
         self.data, self.validation = place(data, device), place(validation, device) if validation else None
         if self.validation is not None:
             check_monitor(self.task, self.validation, train.monitor)
@@ -210,7 +211,8 @@ class Descent:
     def _run_epoch(self) -> bool:
         """The rest of the current epoch; True when it is time to stop early."""
         epoch, offset = divmod(self.step, self.steps_per_epoch)
-        order = epoch_order(len(self.data), self.seed, epoch, shuffle=self.train.shuffle)
+        shuffle = self.train.shuffle and not self.train.carry
+        order = epoch_order(len(self.data), self.seed, epoch, shuffle=shuffle)
         every = self.train.checkpoint_every
         for batch in self.staged.batches(order, self.batch_size, start=offset):
             self.running.add(*self.stepper.step(batch.to(self.device), self.step))
@@ -371,6 +373,8 @@ class Descent:
             tensors[f"optimiser-{player.name}"] = player.optimiser.state()
         if self.best is not None:
             tensors["best"] = self.best
+        if self.stepper.carried:
+            tensors["carried"] = {name: t.contiguous() for name, t in self.stepper.carried.items()}
         if self.average is not None:
             tensors["average"] = {str(i): value for i, value in enumerate(self.average)}
         progress = {
@@ -407,6 +411,8 @@ class Descent:
         if self.average is not None:
             for i, average in enumerate(self.average):
                 average.copy_(checkpoint.tensors["average"][str(i)])
+        carried = checkpoint.tensors.get("carried", {})
+        self.stepper.carried = {name: value.to(self.device) for name, value in carried.items()}
         self.step, self.best_step = progress["step"], progress["best_step"]
         self.running.sums, self.running.weights = dict(progress["sums"]), dict(progress["weights"])
         self.stopping.load_state_dict(progress["stopping"])
@@ -441,6 +447,19 @@ class Descent:
 
 def snapshot(task: Task) -> State:
     return {name: value.detach().clone() for name, value in task.state_dict().items()}
+
+
+def in_streams(task: Task, data: Data, batch_size: int) -> Data:
+    """The text of `data` in as many parallel streams as a batch has rows."""
+    streams = getattr(data, "streams", None)
+    if not task.carries_state or streams is None:
+        raise InputError(
+            f"--train.carry with {type(task).__name__} on {type(data).__name__}",
+            expected="a recurrent model that reads a text",
+            fix="leave --train.carry out",
+        )
+    carried: Data = streams(batch_size)
+    return carried
 
 
 def place_task(task: Task, device: torch.device) -> Task:

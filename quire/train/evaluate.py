@@ -14,8 +14,6 @@ from quire.train.sums import add_to
 from quire.train.task import Task, Weight
 
 EVALUATION_BATCH = 1024
-EVALUATION_NUMBERS = 2**24
-"""Input numbers of one batch: 64 MiB, so that a batch of large images is small."""
 
 
 @torch.no_grad()
@@ -33,7 +31,7 @@ def evaluate(
     tallies: dict[str, Any] = {}
     weights: dict[str, Weight] = {}
     device = next(task.parameters()).device
-    for batch in data.batches(torch.arange(len(data))[:rows], batch_size or evaluation_batch(data)):
+    for batch in data.batches(torch.arange(len(data))[:rows], batch_size or evaluation_batch(task, data)):
         batch = batch.to(device)
         part, tally = task.judge(batch)
         add_to(weights, task.weigh(batch))
@@ -44,9 +42,9 @@ def evaluate(
     return losses(task, {name: float(value) for name, value in sums.items()}, weight) | task.measures(tallies)
 
 
-def evaluation_batch(data: Data) -> int:
+def evaluation_batch(task: Task, data: Data) -> int:
     """Rows that are judged at once."""
-    return max(1, min(EVALUATION_BATCH, EVALUATION_NUMBERS // max(data.row_size, 1)))
+    return max(1, min(EVALUATION_BATCH, task.evaluation_numbers // max(data.row_size, 1)))
 
 
 def _wide(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Stepper:
             mode = "reduce-overhead" if captured else "default"
         self.gradients = Gradients(task, autocast=autocast, explicit=plain, compiled=mode)
         self.hooks = install(task, train.noise.activations) if train.noise.activations else None
+        self.carried: dict[str, Tensor] = {}
         self.input_noise, self.weight_noise = train.noise.inputs, train.noise.weights
         self.clips = optim.clip_norm is not None or optim.clip_value is not None
         self.on_host = device.type == "cpu"
@@ -145,6 +146,9 @@ class Stepper:
         task, train = self.task, self.train
         if self.joining:
             self._join(number)
+        if train.carry:
+            task.left.clear()
+            batch = batch.replace(**self.carried)
         batch = task.augment(batch)
         if self.input_noise:
             batch = batch.replace(inputs=gaussian_noise(batch.inputs, self.input_noise))
@@ -169,6 +173,8 @@ class Stepper:
                 player.clip(norm)
             player.optimiser.step(self.constant_lr or self.lr(number), self.skip)
             shown = {**shown, **sums} if shown else sums
+        if train.carry:
+            self.carried = {name: torch.cat([part[name] for part in task.left]) for name in task.left[0]}
         return shown, weights
 
     def _differentiate(self, micro: list[Batch], factors: Weights, player: Player) -> Sums:

@@ -60,6 +60,18 @@ class Task(nn.Module, ABC):
 
     higher_is_better: ClassVar[frozenset[str]] = frozenset({"accuracy", "f1", "r2"})
 
+    evaluation_numbers: ClassVar[int] = 2**24
+    """Input numbers that are judged at once; fewer where a model makes many of each."""
+
+    left: list[dict[str, Tensor]]
+    """What `terms` leaves of each micro-batch for the batch that goes on from it, as fields of that batch;
+    only where `carries_state`."""
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether a batch can go on where the one before it stopped."""
+        return False
+
     def player_parameters(self, player: str) -> dict[str, nn.Parameter]:
         """The parameters that `player` steps on, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}

@@ -24,11 +24,14 @@ from tests.recipes.examples import target_for, write_csv, write_data
 NAMES = list(RECIPES)
 
 
+TABLES = ("classes", "two classes", "values", "any", "several")
+
+
 def options_for(name: str, folder: Path, **given: Any) -> RunOptions:
     """Options to train `name` on a file of one's own; a recipe that builds on another run gets one."""
     recipe = RECIPES[name]
     fields = {field.name for field in dataclasses.fields(recipe.options)}
-    known = [path for path in (folder / "mine", folder / "mine.csv") if path.exists()]
+    known = list(folder.glob("mine*"))
     data = known[0] if known else write_data(recipe, folder)
     if "source" in fields:
         source = folder / "source"
@@ -40,8 +43,13 @@ def options_for(name: str, folder: Path, **given: Any) -> RunOptions:
             )
         given["source"] = source
     given = {"epochs": 2, "out": folder / "run", **given}
-    if recipe.targets in ("images", "scenes"):
+    if recipe.targets not in TABLES:
         small = {"batch_size": 16, "restore": "last", "monitor": "loss"}
+        if recipe.targets == "text":
+            small["validate_every"] = 10
+            given = {"text": dataclasses.replace(recipe.options().text, context=16), **given}
+            steps = -(-given.pop("epochs", 2) * 6 // 2)  # epochs of a text are long
+            given["steps"] = steps
         own = recipe.options()
         # A schedule that ends is another one where training is longer; here runs are made longer.
         constant = dataclasses.replace(own.optim, schedule=Schedule())
@@ -74,14 +82,9 @@ def test_the_expected_result_is_reached_on_built_in_data(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_on_ones_own_file_is_complete(name: str, runs: Any) -> None:
     outcome, _ = runs(name)
-    for file in (
-        "config.toml",
-        "metrics.jsonl",
-        "result.json",
-        "predictions.parquet",
-        "report.html",
-        "log.txt",
-    ):
+    makes_text = RECIPES[name].targets in ("text", "pairs")
+    judged = "samples.json" if makes_text else "predictions.parquet"
+    for file in ("config.toml", "metrics.jsonl", "result.json", judged, "report.html", "log.txt"):
         assert (outcome.run / file).is_file(), file
     assert outcome.expected_met is None
     assert not list(outcome.run.rglob("*.tmp"))
@@ -122,7 +125,39 @@ def test_predict_reads_images_as_training_did(name: str, runs: Any, tmp_path: Pa
                 assert ours[corner] == pytest.approx(theirs[corner], rel=1e-3, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in of_kind("images", "scenes")])
+@pytest.mark.parametrize("name", of_kind("labelled", "pairs"))
+def test_predict_reads_texts_as_training_did(name: str, runs: Any, tmp_path: Path) -> None:
+    outcome, options = runs(name)
+    lines = options.data.read_text().splitlines()
+    new = tmp_path / options.data.name
+    if name in of_kind("pairs"):
+        new.write_text("".join(line.split("\t")[0] + "\n" for line in lines[:7]))
+        assert load(outcome.run).predict(new).num_rows == 7
+        return
+    kept = pq.read_table(outcome.run / "predictions.parquet").to_pylist()
+    new.write_text("\n".join([lines[0], *(lines[row["row"] - 1] for row in kept)]) + "\n")
+    predicted = load(outcome.run).predict(new).to_pylist()
+    assert [row["prediction"] for row in predicted] == [row["prediction"] for row in kept]
+
+
+@pytest.mark.parametrize("name", of_kind("text"))
+def test_a_language_model_makes_text(name: str, runs: Any) -> None:
+    outcome, options = runs(name)
+    run = load(outcome.run)
+    one, two = run.sample(["the ", "a dog"], length=20, seed=1)
+    assert one.startswith("the ")
+    assert two.startswith("a dog")
+    assert run.sample(["the ", "a dog"], length=20, seed=1) == [one, two]
+    assert "the " + "".join(run.stream("the ", length=20, temperature=0.0)) == run.sample(
+        ["the "], length=20, temperature=0.0
+    )[0]  # fmt: skip
+    with pytest.raises(InputError, match="the character 'Ω', number 3"):
+        run.sample(["a Ω"])
+    with pytest.raises(InputError, match="a language model"):
+        run.predict(options.data)
+
+
+@pytest.mark.parametrize("name", of_kind(*TABLES))
 def test_predict_applies_the_saved_preparation(name: str, runs: Any, tmp_path: Path) -> None:
     """Rows of the test part, shuffled columns and no target: the predictions are those of the run."""
     outcome, options = runs(name)
@@ -157,7 +192,7 @@ def test_export_agrees_with_the_run(name: str, ending: str, runs: Any, tmp_path:
 @pytest.mark.parametrize("name", NAMES)
 def test_resuming_takes_the_run_to_where_a_longer_one_would_be(name: str, runs: Any, tmp_path: Path) -> None:
     _, options = runs(name)
-    longer = dataclasses.replace(options, epochs=3)
+    longer = dataclasses.replace(options, **({"steps": 9} if options.steps else {"epochs": 3}))
     whole = execute(RECIPES[name], dataclasses.replace(longer, out=tmp_path / "whole"))
     short = execute(RECIPES[name], dataclasses.replace(options, out=tmp_path / "short"))
     resumed = execute(RECIPES[name], dataclasses.replace(longer, out=None, resume=short.run))

@@ -31,9 +31,17 @@ REQUIRED = {
     "receptive-field separable equivariance",
     "convnets": "lenet alexnet vgg googlenet resnet resnext cifar-resnet densenet residual "
     "class-activation-map",
+    "recurrent": "elman lstm gru gru-conventions stacked-bidirectional variable-lengths carried-state "
+    "orthogonal language-model",
+    "seq2seq": "likelihood teacher-forcing additive-attention greedy beam exact-match",
+    "attention": "pooling nadaraya-watson scoring masked-softmax multi-head bmm equivariance complexity",
+    "position": "sinusoidal learned relative-dot-product shift-matrix concatenate-project",
+    "transformer": "encoder decoder encoder-decoder feed-forward gpt kv-cache temperature top-k top-p",
+    "tune": "full lora lora-merge lora-convolution lora-recurrent lora-attention lora-stack nf4 "
+    "double-quantisation qlora",
     "detect": "iou generalised-iou default-boxes matching box-coding multibox nms ssd",
     "measure": "accuracy precision recall f1 confusion-matrix precision-recall-curve average-precision "
-    "coco-ap",
+    "coco-ap bleu",
 }
 ERRATA = {
     "maths/norms", "maths/hadamard", "maths/log-rules", "maths/convolution-algebra", "dense/parameter-count",

@@ -14,6 +14,8 @@ from quire.estimators import (
     LogisticRegression,
     MLPClassifier,
     MLPRegressor,
+    NadarayaWatsonClassifier,
+    NadarayaWatsonRegressor,
     PolynomialRegression,
 )
 
@@ -33,6 +35,10 @@ ESTIMATORS = [
     MLPRegressor(max_iter=50, noise="heteroscedastic"),
     BaggingEnsemble(n_estimators=5, max_iter=30),
     BaggingEnsemble("regression", n_estimators=5, max_iter=30),
+    NadarayaWatsonRegressor(),
+    NadarayaWatsonRegressor("epanechnikov", 3.0, empty="mean"),
+    NadarayaWatsonClassifier(),
+    NadarayaWatsonClassifier("boxcar"),
 ]
 
 

@@ -70,8 +70,41 @@ def write_scenes(folder: Path, count: int = 24, seed: int = 0) -> Path:
     return folder
 
 
+def write_text(path: Path, sentences: int = 250, seed: int = 0) -> Path:
+    """Short sentences of a few words."""
+    generator = np.random.default_rng(seed)
+    words = [["the", "a"], ["cat", "dog", "bird"], ["sees", "likes"], ["water", "trees", "rain"]]
+    made = [" ".join(str(generator.choice(choice)) for choice in words) for _ in range(sentences)]
+    path.write_text(".\n".join(made) + ".\n")
+    return path
+
+
+def write_pairs(path: Path, count: int = 120, seed: int = 0) -> Path:
+    """Small letters, and the same as capitals in reverse."""
+    generator = np.random.default_rng(seed)
+    texts = {"".join(generator.choice(list("abcd"), generator.integers(2, 6))) for _ in range(count)}
+    path.write_text("".join(f"{text}\t{text[::-1].upper()}\n" for text in sorted(texts)))
+    return path
+
+
+def write_labelled(path: Path, count: int = 120, seed: int = 0) -> Path:
+    """Texts in which one of three letters is frequent, and which."""
+    generator = np.random.default_rng(seed)
+    lines = ["text,label"]
+    for i in range(count):
+        often = "xyz"[i % 3]
+        letters = generator.choice([often, often, "a", "b", "c"], generator.integers(6, 12))
+        lines.append(f"{''.join(letters)} {i},{'many ' + often}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 def write_data(recipe: Recipe, folder: Path, seed: int = 0) -> Path:
     """Data of the kind that a recipe learns from."""
+    writers = {"text": write_text, "pairs": write_pairs, "labelled": write_labelled}
+    if recipe.targets in writers:
+        name = "mine.csv" if recipe.targets == "labelled" else "mine.txt"
+        return writers[recipe.targets](folder / name, seed=seed)
     if recipe.targets == "images":
         return write_images(folder / "mine", seed=seed)
     if recipe.targets == "scenes":

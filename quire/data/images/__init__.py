@@ -10,7 +10,7 @@ _HOMES = {
     "decode": ("Shape",),
     "hashing": ("fingerprint",),
     "load": ("ImageData", "load_images", "load_scenes"),
-    "preparation": ("ImagePreparation", "PreparedImages", "read_preparation"),
+    "preparation": ("ImagePreparation", "PreparedImages"),
     "recognise": ("open_images", "open_scenes"),
     "source": ("ImageSource",),
     "stream": ("ImageStream",),

@@ -20,7 +20,6 @@ from quire.data.images.recognise import open_images, open_scenes
 from quire.data.images.source import ImageSource
 from quire.data.images.stream import Progress, fits, gather
 from quire.data.images.survey import Survey, broken_note, survey
-from quire.data.preparation import Preparation
 from quire.errors import DataError, InputError
 from quire.options import Images, Scenes
 
@@ -152,12 +151,6 @@ class ImagePreparation:
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"a damaged preparation ({error})", expected="what to_json wrote") from None
-
-
-def read_preparation(entry: Mapping[str, Any]) -> Preparation | ImagePreparation:
-    """The preparation of a table or of images that `to_json` wrote, told apart by its format."""
-    kind = ImagePreparation if entry.get("format") == FORMAT else Preparation
-    return kind.from_json(entry)
 
 
 def target_fields(seen: Survey, target: Target, *, boxes: bool, need_target: bool) -> dict[str, Tensor]:

@@ -1,0 +1,23 @@
+"""Saved preparations of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.data.loaded import Prepares
+from quire.data.preparation import FORMAT, Preparation
+
+
+def read_preparation(entry: Mapping[str, Any]) -> Prepares:
+    """The preparation that `to_json` wrote, of the kind that its format says."""
+    from quire.data.images import ImagePreparation
+    from quire.data.text import TextPreparation
+
+    kinds: dict[Any, Any] = {
+        FORMAT: Preparation,
+        "quire.images": ImagePreparation,
+        "quire.text": TextPreparation,
+    }
+    found: Prepares = kinds.get(entry.get("format"), Preparation).from_json(entry)
+    return found
