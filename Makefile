@@ -20,10 +20,10 @@ train: .venv/.ready
 	@$(BIN)/quire train mlp
 
 test: lint
-	$(PYTEST) -n 2
+	$(PYTEST) -n 2 --dist worksteal
 
 quick: .venv/.ready
-	$(PYTEST) -n 2 -m "not slow"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

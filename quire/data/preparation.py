@@ -295,12 +295,7 @@ class Preparation:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Preparation:
-        if entry.get("format") != FORMAT or entry.get("version") != VERSION:
-            raise InputError(
-                f"a preparation of format {entry.get('format')!r}, version {entry.get('version')!r}",
-                expected=f"format {FORMAT!r}, version {VERSION}",
-                fix="use the version of Quire that wrote it",
-            )
+        check_format(entry, FORMAT, VERSION)
         try:
             inputs = [column_from_json(Input, column) for column in entry["inputs"]]
             targets = [column_from_json(Target, target) for target in entry["targets"]]
@@ -310,6 +305,16 @@ class Preparation:
             )  # fmt: skip
         except (KeyError, TypeError) as error:
             raise InputError(f"a damaged preparation ({error})", expected="what to_json wrote") from None
+
+
+def check_format(entry: Mapping[str, Any], name: str, version: int) -> None:
+    """Refuse what another version wrote, or what is no preparation of this kind."""
+    if entry.get("format") != name or entry.get("version") != version:
+        raise InputError(
+            f"a preparation of format {entry.get('format')!r}, version {entry.get('version')!r}",
+            expected=f"format {name!r}, version {version}",
+            fix="use the version of Quire that wrote it",
+        )
 
 
 def _left_out(name: str, reason: str) -> str:

@@ -150,12 +150,6 @@ class Detection(Task):
     def num_classes(self) -> int:
         return int(self.model.config.num_classes)  # type: ignore[union-attr, arg-type]
 
-    def step_factor(self, name: str) -> float:
-        return next((f for prefix, f in self.step_factors.items() if name.startswith(prefix)), 1.0)
-
-    def frozen_epochs(self, name: str) -> float:
-        return next((epochs for prefix, epochs in self.frozen.items() if name.startswith(prefix)), 0.0)
-
     # -- Loss ----------------------------------------------------------------------------------
 
     @torch.no_grad()

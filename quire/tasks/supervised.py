@@ -81,12 +81,6 @@ class Supervised(Task):
         assert isinstance(head, Head)
         return head
 
-    def step_factor(self, name: str) -> float:
-        return next((f for prefix, f in self.step_factors.items() if name.startswith(prefix)), 1.0)
-
-    def frozen_epochs(self, name: str) -> float:
-        return next((epochs for prefix, epochs in self.frozen.items() if name.startswith(prefix)), 0.0)
-
     # -- Loss ----------------------------------------------------------------------------------
 
     def augment(self, batch: Batch) -> Batch:

@@ -239,12 +239,6 @@ class Translation(Task):
         """The model, by what it can do."""
         return cast(EncoderDecoder, self.model)
 
-    def step_factor(self, name: str) -> float:
-        return next((f for prefix, f in self.step_factors.items() if name.startswith(prefix)), 1.0)
-
-    def frozen_epochs(self, name: str) -> float:
-        return next((epochs for prefix, epochs in self.frozen.items() if name.startswith(prefix)), 0.0)
-
     # -- Loss ----------------------------------------------------------------------------------
 
     def weigh(self, batch: Batch) -> dict[str, Weight]:

@@ -58,6 +58,12 @@ class Task(nn.Module, ABC):
     scales: Mapping[str, float] = {}
     """Factors of the terms; 1 where none is given."""
 
+    step_factors: Mapping[str, float] = {}
+    """Factors of the step size by the beginning of a parameter's name; 1 where none is given."""
+
+    frozen: Mapping[str, float] = {}
+    """Epochs to wait, likewise; 0 where none is given."""
+
     higher_is_better: ClassVar[frozenset[str]] = frozenset({"accuracy", "f1", "r2"})
 
     evaluation_numbers: ClassVar[int] = 2**24
@@ -78,11 +84,11 @@ class Task(nn.Module, ABC):
 
     def step_factor(self, name: str) -> float:
         """Factor of the step size of one parameter, for parts that should move more slowly."""
-        return 1.0
+        return next((f for prefix, f in self.step_factors.items() if name.startswith(prefix)), 1.0)
 
     def frozen_epochs(self, name: str) -> float:
         """Epochs for which a parameter stays as it is before it joins the others."""
-        return 0.0
+        return next((epochs for prefix, epochs in self.frozen.items() if name.startswith(prefix)), 0.0)
 
     def train(self, mode: bool = True) -> Self:
         """As every module's; but a batch norm that is frozen also keeps its statistics."""

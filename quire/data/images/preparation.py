@@ -20,6 +20,7 @@ from quire.data.images.recognise import open_images, open_scenes
 from quire.data.images.source import ImageSource
 from quire.data.images.stream import Progress, fits, gather
 from quire.data.images.survey import Survey, broken_note, survey
+from quire.data.preparation import check_format
 from quire.errors import DataError, InputError
 from quire.options import Images, Scenes
 
@@ -124,12 +125,7 @@ class ImagePreparation:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> ImagePreparation:
-        if entry.get("format") != FORMAT or entry.get("version") != VERSION:
-            raise InputError(
-                f"a preparation of format {entry.get('format')!r}, version {entry.get('version')!r}",
-                expected=f"format {FORMAT!r}, version {VERSION}",
-                fix="use the version of Quire that wrote it",
-            )
+        check_format(entry, FORMAT, VERSION)
         try:
             height, width = entry["size"]
             mean, std = tuple(entry["mean"]), tuple(entry["std"])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.data.batch import Data, TensorData
 from quire.data.columns import Label, Target, column_from_json
+from quire.data.preparation import check_format
 from quire.data.text.corpus import Corpus, Unknown, encode_blocks, open_corpus, unknown_notes, whole_words
 from quire.data.text.labelled import open_labelled
 from quire.data.text.pairs import open_pairs
@@ -143,12 +144,7 @@ class TextPreparation:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> TextPreparation:
-        if entry.get("format") != FORMAT or entry.get("version") != VERSION:
-            raise InputError(
-                f"a preparation of format {entry.get('format')!r}, version {entry.get('version')!r}",
-                expected=f"format {FORMAT!r}, version {VERSION}",
-                fix="use the version of Quire that wrote it",
-            )
+        check_format(entry, FORMAT, VERSION)
         try:
             kind, second, column = entry["kind"], entry["target_tokeniser"], entry["column"]
             targets = tuple(column_from_json(Target, target) for target in entry["targets"])

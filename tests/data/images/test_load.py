@@ -17,10 +17,10 @@ from quire.data.images import (
     fingerprint,
     load_images,
     load_scenes,
-    read_preparation,
 )
 from quire.data.images.builtin import SCENE_COUNT, digit_scenes
 from quire.data.images.preparation import channel_moments
+from quire.data.reading import read_preparation
 from quire.errors import DataError, InputError
 from quire.options import Images, Scenes
 from tests.data.images.making import class_folders, idx_files, noise, save, voc_set
