@@ -3,7 +3,8 @@
 What is exported contains the preparation, so that as little as possible has to be done outside. For
 tables it takes cells as numbers (the columns of training, categories as their numbers, NaN for
 missing); for images it takes pixels 0 … 255 of the size that training had, and a detector gives boxes
-after suppression. Names of columns, categories and classes travel in the file's metadata.
+after suppression; for text it takes tokens. Names of columns, categories and classes travel in the
+file's metadata.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 from quire.data.images import ImagePreparation
 from quire.data.loaded import Prepares
 from quire.data.preparation import Preparation
+from quire.data.text import TextPreparation
 from quire.errors import InputError, QuireError
+from quire.tasks.translation import Translation
 
 if TYPE_CHECKING:
     from quire.runs import Run
@@ -50,6 +53,10 @@ def sample_inputs(run: Run, rows: int = ROWS) -> Tensor:
     """Plausible inputs of the exported network."""
     if isinstance(run.preparation, ImagePreparation):
         return sample_pixels(run.preparation, rows)
+    if isinstance(run.preparation, TextPreparation):
+        generator = torch.Generator().manual_seed(0)
+        shape = (rows, run.preparation.length)
+        return torch.randint(run.preparation.tokeniser.vocab_size, shape, generator=generator)
     assert isinstance(run.preparation, Preparation)
     return sample_cells(run.preparation, rows)
 
@@ -82,6 +89,12 @@ def sample_cells(preparation: Preparation, rows: int) -> Tensor:
 def export_run(run: Run, path: Path) -> dict[str, Any]:
     """Write `path`, read it back, compare its predictions with the run's."""
     check_ending(path)
+    if isinstance(run.task, Translation):
+        raise InputError(
+            f"export of '{run.config['recipe']}', which decodes token by token for as long as it takes",
+            expected="a network that answers in one pass",
+            fix=f"quire predict {run.path} FILE",
+        )
     sample = sample_inputs(run)
     module = Exported(run, sample).eval()
     judged = torch.cat([sample, sample.flip(0)[:-1]])  # another number of rows than the one traced
@@ -123,6 +136,8 @@ def check_ending(path: Path) -> None:
 def describe_inputs(preparation: Prepares) -> list[str]:
     if isinstance(preparation, Preparation):
         return [column.name for column in preparation.inputs]
+    if isinstance(preparation, TextPreparation):
+        return [f"{preparation.length} tokens, 0…{preparation.tokeniser.vocab_size - 1}"]
     assert isinstance(preparation, ImagePreparation)
     height, width = preparation.size
     return [f"pixels {preparation.channels}×{height}×{width}, 0…255"]
@@ -136,6 +151,8 @@ def metadata(run: Run) -> dict[str, str]:
             for c in preparation.inputs
         ]
         inputs = {"columns": json.dumps(columns)}
+    elif isinstance(preparation, TextPreparation):
+        inputs = {"text": json.dumps(preparation.to_json())}
     else:
         assert isinstance(preparation, ImagePreparation)
         shape = [preparation.channels, *preparation.size]
@@ -146,6 +163,12 @@ def metadata(run: Run) -> dict[str, str]:
         for t in preparation.targets
     ]
     return {**inputs, "targets": json.dumps(targets), "recipe": run.config["recipe"]}
+
+
+def input_name(sample: Tensor) -> str:
+    if not sample.is_floating_point() and sample.dim() == 2:
+        return "tokens"
+    return "table" if sample.dim() == 2 else "images"
 
 
 def _write_onnx(
@@ -166,7 +189,7 @@ def _write_onnx(
         (sample,),
         dynamo=True,
         verbose=False,
-        input_names=[name := "table" if sample.dim() == 2 else "images"],
+        input_names=[name := input_name(sample)],
         output_names=module.names,
         dynamic_shapes=({0: torch.export.Dim("rows")},),
     )

@@ -20,6 +20,8 @@ from quire.recipes.scenes import Detector, SSDOptions
 from quire.recipes.vision import AuxiliaryNet, GoogLeNetOptions, ResNet, ResNetOptions
 from tests.recipes.examples import write_csv, write_images, write_scenes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
