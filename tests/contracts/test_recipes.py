@@ -199,7 +199,8 @@ def test_export_agrees_with_the_run(name: str, ending: str, runs: Any, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == [f"model{ending}"]
 
 
-@pytest.mark.parametrize("name", tried(NAMES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_resuming_takes_the_run_to_where_a_longer_one_would_be(name: str, runs: Any, tmp_path: Path) -> None:
     _, options = runs(name)
     longer = dataclasses.replace(options, **({"steps": 9} if options.steps else {"epochs": 3}))

@@ -16,6 +16,8 @@ from sklearn.neighbors import RadiusNeighborsClassifier, RadiusNeighborsRegresso
 from quire.errors import InputError
 from quire.estimators import NadarayaWatsonClassifier, NadarayaWatsonRegressor
 
+pytestmark = pytest.mark.slow
+
 KERNELS = ["gaussian", "boxcar", "epanechnikov"]
 
 

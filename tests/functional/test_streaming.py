@@ -19,6 +19,8 @@ from quire.functional.attention import (
 from quire.functional.memory import peak_bytes
 from quire.functional.streaming import additive_attention, block_size, streamed_pooling
 
+pytestmark = pytest.mark.slow
+
 
 def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=dtype)

@@ -16,6 +16,8 @@ from quire.models.googlenet import Inception
 from quire.models.lenet import Enlarge
 from quire.models.resnet import BasicBlock, Bottleneck, PadChannels
 
+pytestmark = pytest.mark.slow
+
 # LeNet ----------------------------------------------------------------------------------------
 
 

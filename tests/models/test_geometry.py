@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from quire.functional import Branches, Window, equivariance_error, receptive_field, receptive_field_of
 from quire.models import BUILDERS, ConvNet
 
+pytestmark = pytest.mark.slow
+
 Layers = list[Window | Branches]
 THREE = Window(3, 1, 1)
 

@@ -18,6 +18,8 @@ from quire.functional.linear_loss import linear_cross_entropy
 from quire.models.gpt import GPT, GPT2_SIZES, GPTConfig
 from quire.models.registry import build_model, model_spec
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {"vocab_size": 29, "context": 10, "layers": 2, "heads": 3, "width": 24}
 
 

@@ -21,6 +21,8 @@ from quire.models.recurrent import (
 )
 from quire.models.registry import build_model, model_spec
 
+pytestmark = pytest.mark.slow
+
 KINDS: dict[str, dict[str, Any]] = {
     "rnn": {"kind": "rnn"},
     "relu": {"kind": "rnn", "nonlinearity": "relu"},

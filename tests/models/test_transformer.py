@@ -24,6 +24,8 @@ from quire.models.transformer import (
     TransformerConfig,
 )
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {"width": 12, "heads": 3, "layers": 2, "feedforward": 20, "dropout": 0.0}
 KINDS = [(norm, activation) for norm in ("pre", "post") for activation in ("relu", "gelu")]
 kinds = pytest.mark.parametrize(("norm", "activation"), KINDS, ids=["-".join(kind) for kind in KINDS])

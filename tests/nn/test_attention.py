@@ -12,6 +12,8 @@ from torch.nn import functional
 from quire.errors import InputError
 from quire.nn.attention import AdditiveAttention, AttentionPooling, KeyValueCache, MultiHeadAttention
 
+pytestmark = pytest.mark.slow
+
 
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)

@@ -14,6 +14,8 @@ from quire.errors import InputError
 from quire.functional.recurrent import detach_state, gate_singular_values, gru_cell, unroll
 from quire.nn.recurrent import GRU, LSTM, RNN, Recurrent
 
+pytestmark = pytest.mark.slow
+
 KINDS: dict[str, tuple[type[Recurrent], type[nn.RNNBase], dict[str, Any]]] = {
     "rnn": (RNN, nn.RNN, {}),
     "relu": (RNN, nn.RNN, {"nonlinearity": "relu"}),

@@ -14,6 +14,8 @@ from quire.tuning import Adapters, LoRAConfig, find_sites, inject
 from quire.tuning.factors import LowRank
 from tests.tuning.layers import CASES, Conv1D, by_hand, first_tensor, overlays, randomise
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients_are_those_of_the_sum(name: str) -> None:

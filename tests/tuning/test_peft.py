@@ -16,6 +16,8 @@ from quire.errors import DataError, InputError
 from quire.tuning import LoRAConfig, inject, read_adapter
 from quire.tuning.adapters import Adapters
 
+pytestmark = pytest.mark.slow
+
 peft = pytest.importorskip("peft")
 
 PREFIX = "base_model.model."

@@ -14,6 +14,8 @@ from quire.tuning import LoRAConfig, inject, quantise_base
 from quire.tuning.stored import Stored
 from tests.tuning.layers import Conv1D, overlays, randomise
 
+pytestmark = pytest.mark.slow
+
 
 def make() -> nn.Module:
     return nn.Sequential(nn.Linear(70, 33), nn.Tanh(), Conv1D(20, 33), nn.LayerNorm(20), nn.Linear(20, 5))
