@@ -22,6 +22,7 @@ _MODULES = (
     "sheet",
     "tasks",
     "train",
+    "tuning",
 )
 _NAMES = {"fit": "quire.train", "load": "quire.runs"}
 __all__ = ["__version__", *_MODULES, *_NAMES]

@@ -15,7 +15,7 @@ SOURCES = sorted((ROOT / "quire").rglob("*.py"))
 FOLDERS = ("quire", "tests", "benchmarks", "examples")
 EVERY_FILE = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
-BASE = {"errors", "registry", "options"}
+BASE = {"errors", "registry", "options", "files"}
 BELOW_RECIPES = {
     "functional",
     "nn",
@@ -30,6 +30,7 @@ BELOW_RECIPES = {
 }
 ALLOWED = {
     "errors": set(),
+    "files": set(),
     "registry": {"errors"},
     "options": {"errors"},
     "functional": BASE,

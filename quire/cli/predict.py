@@ -94,7 +94,7 @@ def as_csv(table: pyarrow.Table) -> bytes:
 
 def write_table(table: pyarrow.Table, path: Path) -> None:
     """The whole file or none: written to a temporary sibling, then renamed."""
-    from quire.train.files import write_bytes
+    from quire.files import write_bytes
 
     if path.suffix.lower() == ".csv":
         write_bytes(path, as_csv(table))

@@ -181,7 +181,7 @@ def describe(verdict: Verdict) -> str:
 
 
 def save_picture(entry: Entry, path: Path) -> Path:
-    from quire.train.files import write_bytes
+    from quire.files import write_bytes
 
     assert entry.picture is not None
     figure, content = entry.picture(), io.BytesIO()

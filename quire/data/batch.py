@@ -5,6 +5,7 @@ N rows of a data set, B rows of a batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -165,6 +166,11 @@ def as_judged(data: Data) -> Data:
     start at each of its tokens."""
     judged = getattr(data, "judged", None)
     return data if judged is None else judged()
+
+
+def steps_per_epoch(rows: int, batch_size: int) -> int:
+    """Batches in which all rows are seen once; 0 takes them all at once."""
+    return math.ceil(rows / (batch_size or rows))
 
 
 def epoch_order(n: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run needs of its data, whatever it is: a table, images, scenes.
+"""What a run needs of its data, whatever it is: a table, images, scenes, text.
 
 A loader reads, splits and prepares; what it found out about the training part is the preparation,
 which is saved with the weights and applied again at evaluate, predict and export.
@@ -35,7 +35,7 @@ class Prepared(Protocol):
 
 
 class Prepares(Protocol):
-    """A preparation: `quire.data.preparation.Preparation` of tables, `quire.data.images.ImagePreparation`."""
+    """A preparation: `Preparation` of tables, `ImagePreparation`, `TextPreparation`."""
 
     @property
     def targets(self) -> tuple[Target, ...]: ...

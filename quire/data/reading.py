@@ -11,13 +11,13 @@ from quire.data.preparation import FORMAT, Preparation
 
 def read_preparation(entry: Mapping[str, Any]) -> Prepares:
     """The preparation that `to_json` wrote, of the kind that its format says."""
-    from quire.data.images import ImagePreparation
-    from quire.data.text import TextPreparation
+    from quire.data.images import preparation as images
+    from quire.data.text import preparation as text
 
     kinds: dict[Any, Any] = {
         FORMAT: Preparation,
-        "quire.images": ImagePreparation,
-        "quire.text": TextPreparation,
+        images.FORMAT: images.ImagePreparation,
+        text.FORMAT: text.TextPreparation,
     }
     found: Prepares = kinds.get(entry.get("format"), Preparation).from_json(entry)
     return found

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quire.errors import InputError
+from quire.functional.modes import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +63,7 @@ class Hessian:
         kept: Batches = list(batches) if isinstance(batches, Iterator) else batches
 
         def losses() -> Iterator[tuple[float, Tensor]]:
-            with _evaluation(model), _twice_differentiable():
+            with evaluating(model), _twice_differentiable():
                 for inputs, target in kept:
                     yield len(target), loss(model(inputs), target)
 
@@ -345,17 +346,6 @@ def _flatten(tensors: Iterable[Tensor]) -> Tensor:
 def _split(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     pieces = vector.split([parameter.numel() for parameter in parameters])
     return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
-
-
-@contextlib.contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextlib.contextmanager

@@ -134,20 +134,8 @@ def _pool(estimator: Any, inputs: Tensor) -> Tensor:
     )
 
 
-class NadarayaWatsonRegressor(Regressor):
-    """ŷ(x) = Σ sₙ K(‖x − xₙ‖/h) yₙ / Σ sₙ K(‖x − xₙ‖/h), for one or several outputs in any dimension.
-
-    kernel: "gaussian", "boxcar" or "epanechnikov".
-    width: h, or "cv" to take the one with the smallest squared error in leave-one-out.
-    widths: what "cv" chooses from; around a rule of thumb unless given. Leave-one-out costs O(P²) for
-        each, O(P log P) for the compact kernels of one feature.
-    empty: the answer where no row is in reach of a compact kernel: "nearest", "mean" or "zero".
-
-    One width serves all features, so bring them to one scale first. Predictions take O(P) memory.
-
-    Attributes: `width_`, `points_` (P, D), `targets_` (P, O), `weights_` (P,), `widths_` and
-    `validation_errors_` (only for "cv"), `n_features_in_`, `feature_names_in_`.
-    """
+class KernelParameters:
+    """What both estimators are made with and learn."""
 
     points_: Array
     targets_: Array
@@ -168,6 +156,22 @@ class NadarayaWatsonRegressor(Regressor):
         self.width = width
         self.widths = widths
         self.empty = empty
+
+
+class NadarayaWatsonRegressor(KernelParameters, Regressor):
+    """ŷ(x) = Σ sₙ K(‖x − xₙ‖/h) yₙ / Σ sₙ K(‖x − xₙ‖/h), for one or several outputs in any dimension.
+
+    kernel: "gaussian", "boxcar" or "epanechnikov".
+    width: h, or "cv" to take the one with the smallest squared error in leave-one-out.
+    widths: what "cv" chooses from; around a rule of thumb unless given. Leave-one-out costs O(P²) for
+        each, O(P log P) for the compact kernels of one feature.
+    empty: the answer where no row is in reach of a compact kernel: "nearest", "mean" or "zero".
+
+    One width serves all features, so bring them to one scale first. Predictions take O(P) memory.
+
+    Attributes: `width_`, `points_` (P, D), `targets_` (P, O), `weights_` (P,), `widths_` and
+    `validation_errors_` (only for "cv"), `n_features_in_`, `feature_names_in_`.
+    """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         targets = read_targets(self, X, y)
@@ -184,33 +188,13 @@ class NadarayaWatsonRegressor(Regressor):
         return in_form_of(X, values[:, 0] if self._single else values)
 
 
-class NadarayaWatsonClassifier(Classifier):
+class NadarayaWatsonClassifier(KernelParameters, Classifier):
     """p(k | x) = Σ_{n: yₙ = k} sₙ K(‖x − xₙ‖/h) / Σ sₙ K(‖x − xₙ‖/h): each row near by votes for its class.
 
     Parameters and attributes are those of `NadarayaWatsonRegressor`, with `classes_`. "cv" takes the width
     with the smallest squared error of the probabilities (Brier score), which stays finite where a
     compact kernel gives a class none; ln 0 = −∞ is then its log-probability.
     """
-
-    points_: Array
-    targets_: Array
-    weights_: Array
-    width_: float
-    widths_: Array
-    validation_errors_: Array
-
-    def __init__(
-        self,
-        kernel: Kernel = "gaussian",
-        width: float | Literal["cv"] = "cv",
-        *,
-        widths: Sequence[float] | None = None,
-        empty: Empty = "nearest",
-    ) -> None:
-        self.kernel = kernel
-        self.width = width
-        self.widths = widths
-        self.empty = empty
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         self.classes_, codes = read_labels(self, X, y)

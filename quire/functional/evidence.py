@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.errors import InputError, unknown_name
+from quire.functional.modes import evaluating
 
 PLACES = 4
 """A map of fewer places a side says nothing about where."""
@@ -100,18 +101,6 @@ def activation_maps(model: nn.Module, x: Tensor, layers: Sequence[str]) -> dict[
 
 
 # Watching a network ---------------------------------------------------------------------------
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards each module is in the mode that it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 @contextmanager

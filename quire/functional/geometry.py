@@ -6,15 +6,15 @@ W size of the input, K kernel, S stride, P padding, d dilation, F filters, C cha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quire.errors import InputError, unknown_name
 from quire.functional.convolutions import Size, as_sizes
+from quire.functional.modes import evaluating
 
 # Sizes and counts -----------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ def equivariance_error(
     moves. An output without spatial dimensions is asked for invariance: f(T x) = f(x).
     """
     _check_transform(x, transform, stride, margin)
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         plain, changed = model(x), model(_transformed(x, transform, amount))
     if plain.dim() < 3:
         return _relative_gap(changed, plain)
@@ -174,16 +174,3 @@ def _check_transform(x: Tensor, transform: str, stride: int, margin: int) -> Non
             expected="a stride of at least 1 and a margin of at least 0",
             fix="give the product of the model's strides",
         )
-
-
-@contextmanager
-def _evaluating(model: object) -> Iterator[None]:
-    """Evaluation mode, and each module's own mode again afterwards."""
-    modes = [(m, m.training) for m in model.modules()] if isinstance(model, nn.Module) else []
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -21,7 +21,6 @@ B rows, T tokens of a prompt, V vocabulary, C columns of a cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.errors import InputError
+from quire.functional.modes import evaluating
 from quire.functional.sampling import filter_logits, sample
 from quire.nn.attention import KeyValueCache
 
@@ -235,7 +235,7 @@ def _columns(
 ) -> Iterator[Tensor]:
     drawn, cache, fits = torch.empty(0), None, False
     ended = [False] * len(rows.tokens)
-    with _evaluating(model):
+    with evaluating(model):
         for _ in range(length):
             if fits:
                 logits, cache = machine.advance(drawn, cache)
@@ -333,15 +333,3 @@ def _device(model: Any, prompts: Prompts) -> torch.device:
     if isinstance(model, nn.Module) and (parameter := next(model.parameters(), None)) is not None:
         return parameter.device
     return prompts.device if isinstance(prompts, Tensor) else torch.device("cpu")
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    training = [part for part in model.modules() if part.training] if isinstance(model, nn.Module) else []
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True

@@ -91,6 +91,16 @@ class TableRunOptions(RunOptions):
             )
 
 
+def refuse_input_noise(train: Train, what: str, fix: str = "leave it out") -> None:
+    """Noise is added to numbers; pixels and tokens are whole."""
+    if train.noise.inputs:
+        raise InputError(
+            f"--train.noise.inputs {train.noise.inputs:g} with {what}",
+            expected="noise on the numbers of a table",
+            fix=fix,
+        )
+
+
 Learns = Literal[
     "classes", "two classes", "values", "any", "several", "images", "scenes", "text", "pairs", "labelled"
 ]

@@ -22,6 +22,7 @@ from quire.data.batch import Batch, Data, as_judged
 from quire.data.images import fingerprint
 from quire.data.loaded import LoadedData
 from quire.errors import InputError, QuireError
+from quire.files import json_number, replacing, write_bytes, write_json
 from quire.options import to_dict
 from quire.recipes.base import Recipe, RunOptions
 from quire.recipes.plan import Plan
@@ -31,7 +32,6 @@ from quire.report.summary import flatten
 from quire.tasks.predictions import detection_columns, prediction_columns, target_prefixes, truth_columns
 from quire.train import Fit, Interrupted, evaluate, fit
 from quire.train.evaluate import check_monitor, evaluation_batch
-from quire.train.files import json_number, write_bytes, write_json
 from quire.train.folder import RunFolder, check_free, read_config
 from quire.train.progress import make_progress
 from quire.train.task import Task
@@ -274,9 +274,8 @@ def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, line
             columns[f"{prefix}loss"] = loss.cpu().double().numpy()
         tables.append(pa.table({name: pa.array(values) for name, values in columns.items()}))
     table = pa.concat_tables(tables).replace_schema_metadata({"level": str(LEVEL)})
-    temporary = path / ".predictions.tmp"
-    pq.write_table(table, temporary)
-    temporary.replace(path / "predictions.parquet")
+    with replacing(path / "predictions.parquet") as file:
+        pq.write_table(table, file)
 
 
 def describe_targets(data: LoadedData) -> list[dict[str, Any]]:

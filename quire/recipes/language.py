@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InputError
 from quire.options import Optim, Schedule, Text, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe
+from quire.recipes.base import Expectation, RunOptions, recipe, refuse_input_noise
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,10 +87,7 @@ class LanguageOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.train.noise.inputs:
-            raise InputError(
-                f"--train.noise.inputs {self.train.noise.inputs:g} with text", expected="noise on numbers"
-            )
+        refuse_input_noise(self.train, "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +195,7 @@ def language_plan(
 ) -> Plan:
     import torch
 
+    from quire.data.batch import steps_per_epoch
     from quire.data.text import load_corpus
     from quire.recipes.plan import Plan, Sample
     from quire.tasks.language import LanguageModel
@@ -208,7 +205,7 @@ def language_plan(
     torch.manual_seed(options.seed)
     task = LanguageModel(build(data.preparation.tokeniser.vocab_size), chunked=chunked)
     rows = len(data.train.streams(options.train.batch_size) if options.train.carry else data.train)
-    epochs = steps / math.ceil(rows / (options.train.batch_size or rows))
+    epochs = steps / steps_per_epoch(rows, options.train.batch_size)
 
     def samples() -> list[Sample]:
         prompt = options.prompt or "\n"

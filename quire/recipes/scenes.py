@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from quire.options import Augment, Optim, Scenes, Schedule, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe
-from quire.recipes.vision import SMALL_SIDE, refuse_pixel_noise
+from quire.recipes.base import Expectation, RunOptions, recipe, refuse_input_noise
+from quire.recipes.vision import CHANGE_IMAGES, SMALL_SIDE
 
 if TYPE_CHECKING:
     from quire.recipes.plan import Plan
@@ -77,7 +77,7 @@ class SSDOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "--", match="(0, 1)", overlap="(0, 1)")
-        refuse_pixel_noise(self.train)
+        refuse_input_noise(self.train, "images", CHANGE_IMAGES)
 
 
 @recipe(
@@ -90,6 +90,7 @@ class SSDOptions(RunOptions):
 def ssd(options: SSDOptions) -> Plan:
     import torch
 
+    from quire.data.batch import steps_per_epoch
     from quire.data.images import load_scenes
     from quire.functional.detect import fit_scales
     from quire.models import BUILDERS, model_spec
@@ -136,7 +137,7 @@ def ssd(options: SSDOptions) -> Plan:
         inputs=ImageInputs(preparation.mean, preparation.std),
         augmentation=Augmentation(options.augment, None, preparation.mean),
     )
-    per_epoch = math.ceil(len(data.train) / min(options.train.batch_size or len(data.train), len(data.train)))
+    per_epoch = steps_per_epoch(len(data.train), options.train.batch_size)
     if options.train.validate_every is None and options.data is not None:
         # Few images make short epochs; judging takes longer than those.
         every = per_epoch * math.ceil(VALIDATE_EVERY / per_epoch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.options import Optim, Schedule, Text, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe
+from quire.recipes.base import Expectation, RunOptions, recipe, refuse_input_noise
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,6 +78,10 @@ class PairOptions(RunOptions):
     optim: Optim = field(default_factory=_optim)
     train: Train = field(default_factory=lambda: Train(batch_size=64))
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_input_noise(self.train, "text")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerOptions(PairOptions):
@@ -92,6 +96,10 @@ class TextClassOptions(RunOptions):
     model: ClassifierNet = field(default_factory=ClassifierNet)
     optim: Optim = field(default_factory=_optim)
     train: Train = field(default_factory=lambda: Train(batch_size=64))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_input_noise(self.train, "text")
 
 
 @recipe(

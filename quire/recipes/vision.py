@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InputError
 from quire.options import Augment, Images, Optim, Schedule, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe
+from quire.recipes.base import Expectation, RunOptions, recipe, refuse_input_noise
 
 if TYPE_CHECKING:
     from quire.recipes.plan import Plan
@@ -24,6 +24,8 @@ SMALL_SIDE = 64
 LEAST_STEPS = 600
 """Few images are learned for more epochs, so that there are so many steps, unless --epochs or --steps says
 otherwise."""
+
+CHANGE_IMAGES = "change images with --augment.colour, --augment.cut-out and the other --augment options"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +119,7 @@ class ImageRunOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_pixel_noise(self.train)
-
-
-def refuse_pixel_noise(train: Train) -> None:
-    if train.noise.inputs:
-        raise InputError(
-            f"--train.noise.inputs {train.noise.inputs:g} with images",
-            expected="noise on the numbers of a table",
-            fix="change images with --augment.colour, --augment.cut-out and the other --augment options",
-        )
+        refuse_input_noise(self.train, "images", CHANGE_IMAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +216,11 @@ def googlenet(options: GoogLeNetOptions) -> Plan:
     options=ResNetOptions,
 )
 def resnet(options: ResNetOptions) -> Plan:
-    depth = options.model.depth or "auto"
-    return image_plan(options, f"resnet{depth}", {"zero_init_residual": True}, epochs=30, builtin_epochs=15)
+    depth, small = options.model.depth or 18, options.model.depth or 20
+    return image_plan(
+        options, f"resnet{depth}", {"zero_init_residual": True}, epochs=30, builtin_epochs=15,
+        small_builder=f"resnet{small}",
+    )  # fmt: skip
 
 
 @recipe(
@@ -265,14 +261,16 @@ def image_plan(
     *,
     epochs: float,
     builtin_epochs: float,
+    small_builder: str | None = None,
     small_width: float = 1.0,
     small_side: int = SMALL_SIDE,
     largest: int = 224,
 ) -> Plan:
     """A plan for the network of `builder`; images up to `small_side` get its small variant, of
-    `small_width`, and larger ones than `largest` are brought to that side."""
+    `small_width`, or that of `small_builder`, and larger ones than `largest` are brought to that side."""
     import torch
 
+    from quire.data.batch import steps_per_epoch
     from quire.data.images import load_images
     from quire.models import BUILDERS, build_model
     from quire.nn.heads import Categorical
@@ -291,8 +289,8 @@ def image_plan(
     )
     preparation = data.preparation
     small = max(preparation.size) <= small_side
-    if builder == "resnetauto":
-        builder = "resnet20" if small else "resnet18"
+    if small and small_builder is not None:
+        builder = small_builder
     if isinstance(chosen, DenseTopNet):
         config = {
             **config,
@@ -317,6 +315,6 @@ def image_plan(
         augmentation=Augmentation(options.augment, len(data.classes), preparation.mean),
         **transfer_rules(model, chosen),
     )
-    steps = math.ceil(len(data.train) / (options.train.batch_size or len(data.train)))
+    steps = steps_per_epoch(len(data.train), options.train.batch_size)
     length = builtin_epochs if options.data is None else max(epochs, math.ceil(LEAST_STEPS / steps))
     return Plan(task, data, options, length, pictures=lambda: image_pictures(task, data), notes=notes)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from quire.files import write_bytes
 from quire.report.curves import curve_figure, gaps
 from quire.report.judgement import judgement
 from quire.report.page import code, document, escape, facts, folded, paragraph, picture, pictures, table
@@ -38,15 +38,7 @@ def write(run_folder: Path) -> Path:
     run = read_run(run_folder)
     text = build(run)
     path = run.folder / "report.html"
-    temporary = path.with_name(f".report.html.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_bytes(path, text.encode("utf-8", errors="replace"))
     return path
 
 

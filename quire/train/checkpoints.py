@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.train.files import canonical_json, folder_that_appears_whole
+from quire.files import canonical_json, folder_that_appears_whole
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -8,7 +8,6 @@ computes the same bits as one that was never interrupted.
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -20,13 +19,13 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from quire.data.batch import Data, TensorData, epoch_order
+from quire.data.batch import Data, TensorData, epoch_order, steps_per_epoch
 from quire.errors import InputError, QuireError
+from quire.files import json_number
 from quire.functional.regularise import EarlyStopping
 from quire.options import Optim, Train
 from quire.train.checkpoints import Checkpoint
 from quire.train.evaluate import check_monitor, evaluate, losses
-from quire.train.files import json_number
 from quire.train.gradients import Sums, Weights
 from quire.train.progress import Progress
 from quire.train.randomness import random_state, restore_random_state, seed_everything
@@ -141,7 +140,7 @@ class Descent:
         if self.validation is not None:
             check_monitor(self.task, self.validation, train.monitor)
         self.batch_size = min(train.batch_size or len(data), len(data))
-        self.steps_per_epoch = math.ceil(len(data) / self.batch_size)
+        self.steps_per_epoch = steps_per_epoch(len(data), self.batch_size)
         self.total = steps if steps is not None else round((epochs or 1) * self.steps_per_epoch)
         self.device, self.store, self.progress = device, store, progress
         self.callbacks = callbacks

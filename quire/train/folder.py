@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.errors import CheckpointError, InputError
+from quire.files import folder_that_appears_whole, write_bytes
 from quire.train.checkpoints import Checkpoint, list_checkpoints, newest_checkpoint, save_checkpoint
-from quire.train.files import folder_that_appears_whole, write_bytes
 from quire.train.toml import dump_toml
 
 CONFIG = "config.toml"

@@ -11,7 +11,6 @@ A folder that PEFT wrote is read as well, and `export_peft` writes one.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from quire.errors import DataError, InputError
+from quire.files import write_bytes
 from quire.options import from_dict, to_dict
 from quire.tuning.config import LoRAConfig
 from quire.tuning.factors import Full
@@ -85,7 +85,7 @@ def tensor_names(place: Place, change: nn.Module) -> dict[str, str]:
 def write_adapter(path: Path, name: str, config: LoRAConfig, tensors: Mapping[str, Tensor]) -> None:
     """A file that appears whole or not at all."""
     header = {"format": FORMAT, "name": name, "config": to_dict(config)}
-    _write(path, _encoded(tensors, {HEADER: json.dumps(header)}))
+    write_bytes(path, _encoded(tensors, {HEADER: json.dumps(header)}))
 
 
 def read_adapter(path: Path | str) -> AdapterFile:
@@ -157,8 +157,8 @@ def export_peft(folder: Path, config: LoRAConfig, tensors: Mapping[str, Tensor],
         "inference_mode": True,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / PEFT_WEIGHTS, _encoded(tensors, {}))
-    _write(folder / PEFT_CONFIG, (json.dumps(described, indent=1) + "\n").encode())
+    write_bytes(folder / PEFT_WEIGHTS, _encoded(tensors, {}))
+    write_bytes(folder / PEFT_CONFIG, (json.dumps(described, indent=1) + "\n").encode())
 
 
 def _read_peft(folder: Path) -> AdapterFile:
@@ -227,16 +227,3 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             expected="an adapter's file as it was written",
             fix="copy the file again",
         ) from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

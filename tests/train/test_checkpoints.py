@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quire.errors import CheckpointError
+from quire.files import canonical_json, write_bytes
 from quire.train.checkpoints import (
     Checkpoint,
     list_checkpoints,
@@ -17,7 +18,6 @@ from quire.train.checkpoints import (
     newest_checkpoint,
     save_checkpoint,
 )
-from quire.train.files import canonical_json, write_bytes
 
 
 def checkpoint(step: int) -> Checkpoint:

@@ -63,7 +63,7 @@ class CorpusData:
     def streams(self, split: Split, batch_size: int) -> TokenStreams | None:
         """A part as parallel streams that go on from batch to batch."""
         part: TokenWindows | None = getattr(self, split)
-        return None if part is None else TokenStreams(part.tokens, batch_size, part.context)
+        return None if part is None else part.streams(batch_size)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +22,7 @@ from quire.data.loaded import Split
 from quire.data.text.tokenisers import Tokeniser
 from quire.data.text.vocabulary import tokeniser_from_json
 from quire.errors import DataError, InputError
+from quire.files import replacing
 from quire.options import Text
 
 FORMAT = "quire.tokens"
@@ -84,7 +83,7 @@ def write_token_file(
     total = hashlib.sha256()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path.with_suffix(".bin")) as file:
+        with replacing(path.with_suffix(".bin")) as file:
             for part, tokens in parts:
                 content = tokens.astype(kind).tobytes()
                 counts[part] = counts.get(part, 0) + len(tokens)
@@ -99,7 +98,7 @@ def write_token_file(
             "tokeniser": tokeniser.to_json(),
             "notes": notes,
         }
-        with _replacing(path.with_suffix(".json")) as file:
+        with replacing(path.with_suffix(".json")) as file:
             file.write(json.dumps(entry, ensure_ascii=False).encode())
     except OSError as error:
         raise DataError(
@@ -112,21 +111,6 @@ def write_token_file(
     if written is None:
         raise DataError("tokens that were just written cannot be read again", path=path.with_suffix(".bin"))
     return written
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` when it is whole, or is removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _digest(path: Path) -> str:
