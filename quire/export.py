@@ -87,7 +87,7 @@ def sample_cells(preparation: Preparation, rows: int) -> Tensor:
 
 
 def export_run(run: Run, path: Path) -> dict[str, Any]:
-    """Write `path`, read it back, compare its predictions with the run's."""
+    """Write `path`, read it back, compare its predictions with the run's. Adapters are merged."""
     check_ending(path)
     if isinstance(run.task, Translation):
         raise InputError(
@@ -95,6 +95,10 @@ def export_run(run: Run, path: Path) -> dict[str, Any]:
             expected="a network that answers in one pass",
             fix=f"quire predict {run.path} FILE",
         )
+    if run.adapters is not None and run.adapters.active:
+        run = type(run)(run.path, run.device)  # the caller's run stays as it is
+        assert run.adapters is not None
+        run.adapters.merge(dequantise=True)
     sample = sample_inputs(run)
     module = Exported(run, sample).eval()
     judged = torch.cat([sample, sample.flip(0)[:-1]])  # another number of rows than the one traced

@@ -324,6 +324,51 @@ class Text:
         check(held_out < 0.95, "--text.validation + --text.test", held_out, "a sum below 0.95")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Adapters W = W₀ + (alpha/rank)·L R, which are trained while W₀ stays as it is."""
+
+    rank: int = 0
+    """0 trains without adapters."""
+    alpha: float | None = None
+    """The change is scaled by alpha/rank; without it the scale is 1."""
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ("all",)
+    """Which weights: all, attention, dense, convolution, recurrent, embedding, or names and patterns."""
+    full: tuple[str, ...] = ()
+    """Names or patterns of weights that are trained as a whole beside the adapters."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "--tune.lora.", rank=">= 0", alpha="> 0", dropout="[0, 1)")
+        given = [f"--tune.lora.{name}" for name in ("alpha", "dropout", "full") if getattr(self, name)]
+        if given and not self.rank:
+            raise InputError(
+                f"{given[0]} without --tune.lora.rank", expected="adapters", fix="add --tune.lora.rank 8"
+            )
+        check(bool(self.targets), "--tune.lora.targets", self.targets, "at least one target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune:
+    """Fine-tuning of a trained model."""
+
+    base: Path | None = None
+    """A run whose trained model is gone on from, with its preparation. Without adapters all of it is
+    trained."""
+    quantise: Literal["none", "nf4"] = "none"
+    """nf4 keeps the weights of dense layers in 4.127 bits each (QLoRA); only adapters are trained."""
+    lora: LoRA = field(default_factory=LoRA)
+
+    def __post_init__(self) -> None:
+        check(self.quantise in ("none", "nf4"), "--tune.quantise", self.quantise, "none or nf4")
+        if self.quantise != "none" and not self.lora.rank:
+            raise InputError(
+                f"--tune.quantise {self.quantise} without adapters",
+                expected="something that can be trained: weights in 4 bits are frozen",
+                fix="add --tune.lora.rank 8",
+            )
+
+
 def from_dict(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """The options that `to_dict` wrote; lists become tuples and texts become paths again."""
     hints = get_type_hints(kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from quire.tasks.translation import Translation
 from quire.train.evaluate import evaluate, evaluation_batch
 from quire.train.folder import read_config
 from quire.train.task import Task
+from quire.tuning import Adapters
 
 BATCH = 4096
 
@@ -47,6 +49,11 @@ class Run:
     @cached_property
     def task(self) -> Task:
         return self.trained.task.to(self.device)
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The adapters of a tuned run: more can be loaded beside them and chosen, on the one base."""
+        return self.trained.adapters
 
     @property
     def preparation(self) -> Prepares:
@@ -85,6 +92,10 @@ class Run:
                     expected="the file as it was, whose split is known",
                     fix="judge on the whole new file with --data",
                 )
+        tune = getattr(options, "tune", None)
+        if tune is not None and tune.base is not None:
+            # The run has the base's preparation itself, and needs the base no more.
+            options = replace(options, tune=replace(tune, base=self.path))
         plan = RECIPES[self.config["recipe"]].build(options)
         parts = {"train": plan.data.train, "validation": plan.data.validation, "test": plan.data.test}
         return {

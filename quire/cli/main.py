@@ -51,6 +51,12 @@ def _sample(words: Words) -> int:
     return main(words)
 
 
+def _adapter(words: Words) -> int:
+    from quire.cli.adapter import main
+
+    return main(words)
+
+
 def _export(words: Words) -> int:
     from quire.cli.export import main
 
@@ -87,6 +93,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command("measures of a run, on its own data or on a file", _evaluate),
     "predict": Command("predictions of a run for the rows of a file", _predict),
     "sample": Command("text from a language model, as it is made", _sample),
+    "adapter": Command("the adapters of a tuned run: list, merge, unmerge, export", _adapter),
     "export": Command("a run as ONNX (.onnx) or as a torch.export program (.pt2)", _export),
     "runs": Command("list, show and compare runs", _runs),
     "report": Command("write a run's report.html again", _report),

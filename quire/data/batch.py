@@ -161,6 +161,16 @@ class TensorData:
             start = 0
 
 
+def in_order(data: Data, numbers: int = 2**22) -> Iterator[Batch]:
+    """All rows in their order: what lies in memory as one batch that copies nothing, anything else in batches
+    of about `numbers` inputs."""
+    rows = torch.arange(len(data))
+    if isinstance(data, TensorData):
+        yield Batch(data.fields, rows, data.complete)
+        return
+    yield from data.batches(rows, max(1, numbers // max(data.row_size, 1)))
+
+
 def as_judged(data: Data) -> Data:
     """What a whole part is judged on: a text in windows side by side, where it is learned from windows that
     start at each of its tokens."""

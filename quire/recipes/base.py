@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InputError
-from quire.options import Optim, Table, Train, check, check_range
+from quire.options import Optim, Table, Train, Tune, check, check_range
 from quire.registry import Registry
 
 if TYPE_CHECKING:
@@ -54,10 +54,6 @@ class RunOptions:
     seed: int = 0
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
-    epochs: int | None = None
-    steps: int | None = None
-    optim: Optim = field(default_factory=Optim)
-    train: Train = field(default_factory=Train)
     json: bool = False
     """Print one JSON object on standard output and nothing else there."""
     quiet: bool = False
@@ -65,16 +61,42 @@ class RunOptions:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        check_range(self, "--", epochs=">= 1", steps=">= 1")
         check(0 <= self.seed < 2**32, "--seed", self.seed, "a whole number from 0 to 4294967295")
-        if self.epochs is not None and self.steps is not None:
-            raise InputError("both --epochs and --steps", expected="one of them", fix="leave one out")
         known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
         check(known, "--device", self.device, "auto, cpu, cuda or cuda:N")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableRunOptions(RunOptions):
+class DescentOptions(RunOptions):
+    """Options of the recipes that learn by descent."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    optim: Optim = field(default_factory=Optim)
+    train: Train = field(default_factory=Train)
+    tune: Tune = field(default_factory=Tune)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "--", epochs=">= 1", steps=">= 1")
+        if self.epochs is not None and self.steps is not None:
+            raise InputError("both --epochs and --steps", expected="one of them", fix="leave one out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(RunOptions):
+    """Options of the recipes that learn by statistics."""
+
+    sweeps: int = 100
+    """Most passes over the data."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "--", sweeps=">= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRunOptions(DescentOptions):
     """Options of the recipes that learn from a table."""
 
     target: str | None = None

@@ -96,7 +96,7 @@ def linear(options: ConvexOptions) -> Plan:
         """Root mean square difference of the predictions from least squares', in target deviations."""
         test = data.test or data.train
         best = _least_squares(data.train.inputs, data.train.target, test.inputs)
-        found = task.predict(test.inputs.to(next(task.parameters()).device))["value"].cpu().double()
+        found = task.predict(test.inputs.to(task.device))["value"].cpu().double()
         spread = data.train.target.double().std()
         return {"gap_to_least_squares": float((found - best).square().mean().sqrt() / spread)}
 
@@ -143,7 +143,7 @@ def logistic(options: LogisticOptions) -> Plan:
         test = data.test or data.train
         newton = LogisticRegression(C=options.C).fit(data.train.inputs.numpy(), data.train.target.numpy())
         best = torch.from_numpy(newton.predict_proba(test.inputs.numpy())[:, 1])
-        found = task.predict(test.inputs.to(next(task.parameters()).device))["probabilities"].cpu().double()
+        found = task.predict(test.inputs.to(task.device))["probabilities"].cpu().double()
         return {"gap_to_optimum": float((found - best).square().mean().sqrt())}
 
     return Plan(task, data, replace(options, optim=optim), epochs=2000, extra_measures=gap)

@@ -24,22 +24,25 @@ from quire.data.loaded import LoadedData
 from quire.errors import InputError, QuireError
 from quire.files import json_number, replacing, write_bytes, write_json
 from quire.options import to_dict
-from quire.recipes.base import Recipe, RunOptions
+from quire.recipes.base import DescentOptions, Recipe, RunOptions, SweepOptions
 from quire.recipes.plan import Plan
+from quire.recipes.tuned import attach, take_over
 from quire.report import write as write_report
 from quire.report.style import to_svg
 from quire.report.summary import flatten
+from quire.tasks.loading import TUNING
 from quire.tasks.predictions import detection_columns, prediction_columns, target_prefixes, truth_columns
-from quire.train import Fit, Interrupted, evaluate, fit
+from quire.train import Fit, Interrupted, StatisticsTask, evaluate, fit, fit_statistics
+from quire.train.checkpoints import list_checkpoints
 from quire.train.evaluate import check_monitor, evaluation_batch
-from quire.train.folder import RunFolder, check_free, read_config
+from quire.train.folder import CHECKPOINTS, RunFolder, check_free, read_config
 from quire.train.progress import make_progress
 from quire.train.task import Task
 
 Measures = dict[str, dict[str, float]]
 
 # What may differ between a run and its resumption without its being another run.
-MAY_CHANGE = {"epochs", "steps", "out", "resume", "overwrite", "device", "json", "quiet", "debug"}
+MAY_CHANGE = {"epochs", "steps", "sweeps", "out", "resume", "overwrite", "device", "json", "quiet", "debug"}
 LEVEL = 0.9
 
 
@@ -66,31 +69,16 @@ def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcom
     else:
         check_free(path, overwrite=options.overwrite)
     plan = recipe.build(options)
-    evaluate(plan.task, plan.data.train, rows=2)  # what cannot be computed at all is refused here
-    if plan.data.validation is not None:
-        check_monitor(plan.task, plan.data.validation, plan.options.train.monitor)
-    epochs = options.epochs if options.epochs is not None else plan.epochs
-
+    learn = sweep if isinstance(plan.task, StatisticsTask) else descend
+    if isinstance(plan.options, DescentOptions):
+        check_descent(plan, plan.options)
     if options.resume:
         folder = RunFolder.reopen(path)
     else:
         config = run_config(recipe.name, options, command)
         folder = RunFolder.create(path, config, overwrite=options.overwrite)
-    folder.documents = {"task": plan.task.spec(), "preparation": plan.data.preparation.to_json()}
     try:
-        result = fit(
-            plan.task,
-            plan.data.train,
-            plan.data.validation,
-            epochs=None if options.steps else epochs,
-            steps=options.steps,
-            optim=plan.options.optim,
-            train=plan.options.train,
-            seed=options.seed,
-            device=device,
-            store=folder,
-            progress=make_progress(options.quiet),
-        )
+        result = learn(plan, folder, device)
         return conclude(recipe, plan, folder, result, device, command)
     except Interrupted as stop:
         again = f"quire train {recipe.name} --resume {path}"
@@ -100,6 +88,56 @@ def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcom
         raise
     finally:
         folder.close()
+
+
+def check_descent(plan: Plan, options: DescentOptions) -> None:
+    """Refuse what cannot be computed at all, before anything is written."""
+    take_over(plan, options)
+    evaluate(plan.task, plan.data.train, rows=2)
+    if plan.data.validation is not None:
+        check_monitor(plan.task, plan.data.validation, options.train.monitor)
+
+
+def descend(plan: Plan, folder: RunFolder, device: torch.device) -> Fit:
+    options = plan.options
+    assert isinstance(options, DescentOptions)
+    progress = make_progress(options.quiet)
+    if plan.before and not list_checkpoints(folder.path / CHECKPOINTS):
+        plan.before(device, progress)
+    folder.documents = {"task": plan.task.spec(), "preparation": plan.data.preparation.to_json()}
+    if adapters := attach(plan, options):
+        folder.documents[TUNING] = adapters.spec()
+    epochs = options.epochs if options.epochs is not None else plan.epochs
+    return fit(
+        plan.task,
+        plan.data.train,
+        plan.data.validation,
+        epochs=None if options.steps else epochs,
+        steps=options.steps,
+        optim=options.optim,
+        train=options.train,
+        seed=options.seed,
+        device=device,
+        store=folder,
+        progress=progress,
+    )
+
+
+def sweep(plan: Plan, folder: RunFolder, device: torch.device) -> Fit:
+    options = plan.options
+    assert isinstance(options, SweepOptions)
+    assert isinstance(plan.task, StatisticsTask)
+    folder.documents = {"task": plan.task.spec(), "preparation": plan.data.preparation.to_json()}
+    return fit_statistics(
+        plan.task,
+        plan.data.train,
+        plan.data.validation,
+        sweeps=options.sweeps,
+        seed=options.seed,
+        device=device,
+        store=folder,
+        progress=make_progress(options.quiet),
+    )
 
 
 def conclude(
@@ -258,7 +296,7 @@ def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, line
     tables = []
     done = 0
     for batch in part.batches(torch.arange(len(part)), evaluation_batch(task, part)):
-        batch = batch.to(next(task.parameters()).device)
+        batch = batch.to(task.device)
         predicted = task.predict(batch.inputs, mode, level=LEVEL)
         names = lines[done : done + len(batch)]
         done += len(batch)

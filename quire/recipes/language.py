@@ -1,4 +1,7 @@
-"""Recipes of language models: rnn, lstm, gru, gpt. Any text, in characters, bytes or byte pairs."""
+"""Recipes of language models: rnn, lstm, gru, gpt, and gpt tuned through adapters.
+
+Any text, in characters, bytes or byte pairs.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InputError
-from quire.options import Optim, Schedule, Text, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe, refuse_input_noise
+from quire.options import LoRA, Optim, Schedule, Text, Train, Tune, check_range
+from quire.recipes.base import DescentOptions, Expectation, recipe, refuse_input_noise
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+    from quire.data.text import TextPreparation
     from quire.recipes.plan import Plan
+    from quire.train.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,7 @@ def _language_train(**changed: Any) -> Train:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageOptions(RunOptions):
+class LanguageOptions(DescentOptions):
     """Options of the recipes that learn from a text."""
 
     text: Text = field(default_factory=lambda: Text(context=64))
@@ -100,15 +106,17 @@ class GRUOptions(LanguageOptions):
     model: GRUNet = field(default_factory=GRUNet)
 
 
+def _decayed(**changed: Any) -> Optim:
+    """AdamW as GPTs are trained with it."""
+    schedule = Schedule("cosine", warmup=100, final=1e-4)
+    usual = {"lr": 2e-3, "beta2": 0.99, "weight_decay": 0.1, "decay_biases": False, "clip_norm": 1.0}
+    return Optim(**{**usual, "schedule": schedule, **changed})
+
+
 @dataclass(frozen=True, kw_only=True)
 class GPTOptions(LanguageOptions):
     model: GPTNet = field(default_factory=GPTNet)
-    optim: Optim = field(
-        default_factory=lambda: Optim(
-            lr=2e-3, beta2=0.99, weight_decay=0.1, decay_biases=False, clip_norm=1.0,
-            schedule=Schedule("cosine", warmup=100, final=1e-4),
-        )
-    )  # fmt: skip
+    optim: Optim = field(default_factory=_decayed)
     train: Train = field(default_factory=lambda: _language_train(batch_size=12))
 
     def __post_init__(self) -> None:
@@ -160,20 +168,103 @@ def gru(options: GRUOptions) -> Plan:
     options=GPTOptions,
 )
 def gpt(options: GPTOptions) -> Plan:
-    def build(vocab_size: int) -> nn.Module:
-        from quire.models.gpt import GPT, GPTConfig
+    return language_plan(options, lambda size: gpt_model(size, options), steps=1000)
 
-        chosen = options.model
-        if chosen.weights is not None:
-            return GPT.from_file(chosen.weights, dropout=chosen.dropout)
-        return GPT(
-            GPTConfig(
-                vocab_size, options.text.context, chosen.layers, chosen.heads, chosen.width, chosen.dropout,
-                chosen.bias, activation=chosen.activation, checkpoint=chosen.checkpoint,
-            )
+
+@dataclass(frozen=True, kw_only=True)
+class TunedGPTOptions(GPTOptions):
+    """Options of a GPT that is tuned through adapters."""
+
+    base_steps: int = 600
+    """Steps of training a base on the built-in text, where no --tune.base or --model.weights gives one."""
+    tune: Tune = field(default_factory=lambda: Tune(lora=LoRA(rank=8, targets=("attention",))))
+    optim: Optim = field(default_factory=lambda: _decayed(lr=5e-3, weight_decay=0.0))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "--", base_steps=">= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedGPTOptions(TunedGPTOptions):
+    tune: Tune = field(default_factory=lambda: Tune(lora=LoRA(rank=8), quantise="nf4"))
+
+
+@recipe(
+    "gpt-lora",
+    summary="LoRA: a GPT of English learns source code through adapters of rank 8",
+    expected=Expectation("perplexity", at_most=9.5),
+    targets="text",
+    options=TunedGPTOptions,
+)
+def gpt_lora(options: TunedGPTOptions) -> Plan:
+    return tuned_plan(options)
+
+
+@recipe(
+    "gpt-qlora",
+    summary="QLoRA: the same over a base whose weights are kept in 4 bits each",
+    expected=Expectation("perplexity", at_most=9.5),
+    targets="text",
+    options=QuantisedGPTOptions,
+)
+def gpt_qlora(options: QuantisedGPTOptions) -> Plan:
+    return tuned_plan(options)
+
+
+def tuned_plan(options: TunedGPTOptions) -> Plan:
+    """A GPT that is tuned, with the perplexity of its base beside its own."""
+    from quire.data.batch import as_judged
+    from quire.data.text import load_corpus
+    from quire.tasks.language import LanguageModel
+    from quire.train import evaluate, fit
+
+    given = options.tune.base is not None or options.model.weights is not None
+    first = None if given else load_corpus("python-reference", options.text, seed=options.seed)
+    plan = language_plan(
+        options, lambda size: gpt_model(size, options), steps=400, builtin="python-source",
+        like=None if first is None else first.preparation,
+    )  # fmt: skip
+    task = plan.task
+    assert isinstance(task, LanguageModel)
+
+    def train_base(device: torch.device, progress: Progress) -> None:
+        assert first is not None
+        base = LanguageModel(task.model, chunked=task.chunked)
+        fit(
+            base, first.train, first.validation, steps=options.base_steps, optim=_decayed(),
+            train=_language_train(batch_size=12), seed=options.seed, device=device, progress=progress,
         )  # fmt: skip
 
-    return language_plan(options, build, steps=1000, chunked=options.model.chunked)
+    def base_perplexity() -> dict[str, float]:
+        part = plan.data.test or plan.data.validation or plan.data.train
+        if plan.adapters is None:
+            return {}
+        active = dict(plan.adapters.active)
+        plan.adapters.deactivate()
+        found = evaluate(task, as_judged(part).to(task.device))["perplexity"]
+        plan.adapters.activate(active)
+        return {"base_perplexity": found}
+
+    plan.extra_measures = base_perplexity
+    if first is not None:
+        plan.before = train_base
+        plan.notes.append(f"the base was trained on {first.source} for {options.base_steps} steps")
+    return plan
+
+
+def gpt_model(vocab_size: int, options: GPTOptions) -> nn.Module:
+    from quire.models.gpt import GPT, GPTConfig
+
+    chosen = options.model
+    if chosen.weights is not None:
+        return GPT.from_file(chosen.weights, dropout=chosen.dropout)
+    return GPT(
+        GPTConfig(
+            vocab_size, options.text.context, chosen.layers, chosen.heads, chosen.width, chosen.dropout,
+            chosen.bias, activation=chosen.activation, checkpoint=chosen.checkpoint,
+        )
+    )  # fmt: skip
 
 
 def recurrent_model(kind: Literal["rnn", "lstm", "gru"], vocab_size: int, chosen: RecurrentNet) -> nn.Module:
@@ -191,18 +282,31 @@ def recurrent_model(kind: Literal["rnn", "lstm", "gru"], vocab_size: int, chosen
 
 
 def language_plan(
-    options: LanguageOptions, build: Callable[[int], nn.Module], *, steps: int, chunked: bool = False
+    options: LanguageOptions,
+    build: Callable[[int], nn.Module],
+    *,
+    steps: int,
+    builtin: str = "python-reference",
+    like: TextPreparation | None = None,
 ) -> Plan:
+    """A language model of `--data` or of a built-in text, in the tokens of `like` where that is given."""
     import torch
 
     from quire.data.batch import steps_per_epoch
-    from quire.data.text import load_corpus
-    from quire.recipes.plan import Plan, Sample
+    from quire.data.text import TextPreparation, load_corpus
+    from quire.recipes.plan import Plan, Sample, base_preparation
+    from quire.recipes.reading import language_pictures
     from quire.tasks.language import LanguageModel
     from quire.tasks.samples import sample_text
 
-    data = load_corpus(options.data or "python-reference", options.text, seed=options.seed)
+    data = load_corpus(
+        options.data or builtin,
+        options.text,
+        seed=options.seed,
+        like=like or base_preparation(options, TextPreparation, "language"),
+    )
     torch.manual_seed(options.seed)
+    chunked = bool(getattr(options.model, "chunked", False))
     task = LanguageModel(build(data.preparation.tokeniser.vocab_size), chunked=chunked)
     rows = len(data.train.streams(options.train.batch_size) if options.train.carry else data.train)
     epochs = steps / steps_per_epoch(rows, options.train.batch_size)
@@ -217,4 +321,4 @@ def language_plan(
             )
         ]
 
-    return Plan(task, data, options, epochs, samples=samples)
+    return Plan(task, data, options, epochs, samples=samples, pictures=lambda: language_pictures(task, data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -13,14 +13,21 @@ from quire.data.batch import Data, TensorData
 from quire.data.columns import Target
 from quire.data.load import TableData, load_table
 from quire.data.loaded import LoadedData, Prepares
+from quire.data.preparation import Preparation
 from quire.data.table import Table
 from quire.errors import InputError
 from quire.nn.heads import Bernoulli, Categorical, Gaussian, Head, Heteroscedastic
-from quire.recipes.base import RunOptions, TableRunOptions
+from quire.recipes.base import DescentOptions, RunOptions, TableRunOptions
+from quire.train.progress import Progress
 from quire.train.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from quire.tuning import Adapters
+
+
+Prepared = TypeVar("Prepared", bound=Prepares)
 
 
 class Picture(NamedTuple):
@@ -46,13 +53,19 @@ class Plan:
     task: Task
     data: LoadedData
     options: RunOptions
-    epochs: float
-    """Length of training when neither --epochs nor --steps is given."""
+    epochs: float = 0.0
+    """Length of training by descent when neither --epochs nor --steps is given."""
     extra_measures: Callable[[], dict[str, float]] | None = None
     """Measures on the test part that are this recipe's own, computed after training."""
     pictures: Callable[[], Sequence[Picture]] | None = None
     samples: Callable[[], Sequence[Sample]] | None = None
     notes: list[str] = field(default_factory=list)
+    fresh: tuple[str, ...] = ()
+    """Parameters that were made anew on a network that was taken over, and are always trained in full."""
+    adapters: Adapters | None = None
+    """What lies over the network while it is tuned."""
+    before: Callable[[torch.device, Progress], None] | None = None
+    """What a new run does first, such as training a base to be tuned; not done again on resuming."""
 
 
 def open_data(
@@ -65,7 +78,29 @@ def open_data(
     """The user's file, or the recipe's built-in set, read, split and prepared."""
     source: Path | str | Table = builtin if options.data is None else options.data
     wanted = options.target if options.data is not None else targets
-    return load_table(source, options.table, targets=wanted, kind=kind, seed=options.seed)
+    return load_table(
+        source, options.table, targets=wanted, kind=kind, seed=options.seed,
+        like=base_preparation(options, Preparation),
+    )  # fmt: skip
+
+
+def base_preparation(options: DescentOptions, kind: type[Prepared], of: str = "") -> Prepared | None:
+    """The preparation of the run that is tuned, whose model reads nothing else; None without one. It must be
+    of the given type, and of text also of the kind `of`."""
+    if options.tune.base is None:
+        return None
+    from quire.tasks.loading import load_trained
+    from quire.train.folder import read_config
+
+    found = load_trained(options.tune.base).preparation
+    if not isinstance(found, kind) or getattr(found, "kind", of) != of:
+        recipe = read_config(options.tune.base)["recipe"]
+        raise InputError(
+            f"--tune.base {options.tune.base} is a run of '{recipe}'",
+            expected="a run that learned from the same kind of data",
+            fix=f"quire train {recipe} --tune.base {options.tune.base} …",
+        )
+    return found
 
 
 def make_head(

@@ -65,7 +65,10 @@ def read_source(path: Path) -> Source:
     from quire.train.folder import read_config
 
     config = read_config(path)
-    task, preparation, _ = load_trained(path)
+    trained = load_trained(path)
+    task, preparation = trained.task, trained.preparation
+    if trained.adapters is not None:
+        trained.adapters.merge(dequantise=True)
     if not isinstance(task, Supervised) or not isinstance(preparation, ImagePreparation):
         raise InputError(
             f"--model.weights {path} is a run of '{config['recipe']}'",

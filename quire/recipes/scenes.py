@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from quire.options import Augment, Optim, Scenes, Schedule, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe, refuse_input_noise
+from quire.recipes.base import DescentOptions, Expectation, recipe, refuse_input_noise
 from quire.recipes.vision import CHANGE_IMAGES, SMALL_SIDE
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Detector:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SSDOptions(RunOptions):
+class SSDOptions(DescentOptions):
     images: Scenes = field(default_factory=Scenes)
     augment: Augment = field(
         default_factory=lambda: Augment(crop=0.6, zoom_out=1.25, aspect=1.25, colour=0.2)
@@ -91,12 +91,12 @@ def ssd(options: SSDOptions) -> Plan:
     import torch
 
     from quire.data.batch import steps_per_epoch
-    from quire.data.images import load_scenes
+    from quire.data.images import ImagePreparation, load_scenes
     from quire.functional.detect import fit_scales
     from quire.models import BUILDERS, model_spec
     from quire.models.ssd import SSD, SSDConfig
     from quire.nn.images import Augmentation, ImageInputs
-    from quire.recipes.plan import Plan
+    from quire.recipes.plan import Plan, base_preparation
     from quire.recipes.pretrained import read_source, with_scales
     from quire.recipes.sight import scene_pictures
     from quire.tasks.detection import Detection, DetectionRules
@@ -105,6 +105,9 @@ def ssd(options: SSDOptions) -> Plan:
     source = read_source(chosen.weights) if chosen.weights is not None else None
     data = with_scales(load_scenes(options.data or "digit-scenes", options.images, seed=options.seed), source)
     preparation = data.preparation
+    if (base := base_preparation(options, ImagePreparation)) is not None:
+        preparation = replace(preparation, mean=base.mean, std=base.std)
+        data = replace(data, preparation=preparation)
     small = max(preparation.size) <= SMALL_SIDE
     build = BUILDERS[chosen.backbone]
     if source is not None and source.network is not None:

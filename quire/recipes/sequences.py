@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.options import Optim, Schedule, Text, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe, refuse_input_noise
+from quire.recipes.base import DescentOptions, Expectation, recipe, refuse_input_noise
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,7 +70,7 @@ def _optim() -> Optim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairOptions(RunOptions):
+class PairOptions(DescentOptions):
     """Options of the recipes that learn from pairs of texts, one a line, a tab between source and target."""
 
     text: Text = field(default_factory=Text)
@@ -89,7 +89,7 @@ class TransformerOptions(PairOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassOptions(RunOptions):
+class TextClassOptions(DescentOptions):
     """Options of the recipe that learns from texts with a label: a table, or a folder for each class."""
 
     text: Text = field(default_factory=lambda: Text(validation=0.15, test=0.15))
@@ -156,14 +156,20 @@ def transformer(options: TransformerOptions) -> Plan:
 def textclass(options: TextClassOptions) -> Plan:
     import torch
 
-    from quire.data.text import load_labelled
+    from quire.data.text import TextPreparation, load_labelled
     from quire.models.recurrent import RecurrentClassifier, RecurrentClassifierConfig
     from quire.models.transformer import TransformerClassifier, TransformerClassifierConfig
     from quire.nn.heads import Categorical
-    from quire.recipes.plan import Plan
+    from quire.recipes.plan import Plan, base_preparation
+    from quire.recipes.reading import classifier_pictures
     from quire.tasks.supervised import Supervised
 
-    data = load_labelled(options.data or "python-lines", options.text, seed=options.seed)
+    data = load_labelled(
+        options.data or "python-lines",
+        options.text,
+        seed=options.seed,
+        like=base_preparation(options, TextPreparation, "labelled"),
+    )
     tokeniser, chosen = data.preparation.tokeniser, options.model
     classes, padding = len(data.classes), tokeniser.specials["padding"]
     torch.manual_seed(options.seed)
@@ -183,7 +189,8 @@ def textclass(options: TextClassOptions) -> Plan:
                 num_classes=classes, padding=padding, bidirectional=True, reading="mean",
             )
         )  # fmt: skip
-    return Plan(Supervised(model, Categorical(classes)), data, options, epochs=8)
+    task = Supervised(model, Categorical(classes))
+    return Plan(task, data, options, epochs=8, pictures=lambda: classifier_pictures(task, data))
 
 
 def vocabularies(data: TextData) -> dict[str, Any]:
@@ -202,18 +209,24 @@ def vocabularies(data: TextData) -> dict[str, Any]:
 def pair_plan(options: PairOptions, build: Callable[[TextData], nn.Module], *, epochs: float) -> Plan:
     import torch
 
-    from quire.data.text import load_pairs
-    from quire.recipes.plan import Plan, Sample
+    from quire.data.text import TextPreparation, load_pairs
+    from quire.recipes.plan import Plan, Sample, base_preparation
+    from quire.recipes.reading import translation_pictures
     from quire.tasks.translation import Translation
 
-    data = load_pairs(options.data or "numbers-and-dates", options.text, seed=options.seed)
+    data = load_pairs(
+        options.data or "numbers-and-dates",
+        options.text,
+        seed=options.seed,
+        like=base_preparation(options, TextPreparation, "pairs"),
+    )
     torch.manual_seed(options.seed)
     task = Translation(build(data), max_length=data.preparation.target_length + 1)
 
     def samples() -> list[Sample]:
         split = "test" if data.test is not None else "train"
         part, texts = data.test or data.train, data.samples[split]
-        device = next(task.parameters()).device
+        device = task.device
         found = task.predict(part.inputs[:SHOWN].to(device))["tokens"]
         said = data.preparation.decode(found)
         answers = texts.answers
@@ -224,4 +237,6 @@ def pair_plan(options: PairOptions, build: Callable[[TextData], nn.Module], *, e
         ]
         return [Sample(f"Pairs of the {split} part, by greedy decoding", "\n\n".join(lines))]
 
-    return Plan(task, data, options, epochs, samples=samples)
+    return Plan(
+        task, data, options, epochs, samples=samples, pictures=lambda: translation_pictures(task, data)
+    )

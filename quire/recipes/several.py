@@ -65,7 +65,7 @@ def bagging(options: BaggingOptions) -> Plan:
     def gain() -> dict[str, float]:
         """The ensemble's accuracy (R² for values) less the mean of its members'."""
         test = data.test or data.train
-        device = next(task.parameters()).device
+        device = task.device
         name = "accuracy" if data.preparation.target.kind == "classification" else "r2"
         part = TensorData({"inputs": test.inputs, "target": test.target}).to(device)
         alone = [
@@ -188,7 +188,7 @@ def transfer(options: TransferOptions) -> Plan:
         )  # fmt: skip
         test = data.test or data.train
         name = "accuracy" if data.preparation.target.kind == "classification" else "r2"
-        with_body = evaluate(task, test.to(next(task.parameters()).device))[name]
+        with_body = evaluate(task, test.to(task.device))[name]
         return {"gain_over_scratch": with_body - evaluate(scratch, test)[name]}
 
     return Plan(task, data, options, epochs=epochs, extra_measures=gain)
@@ -205,7 +205,10 @@ def _from_run(options: TransferOptions) -> tuple[TableData, MLP]:
     assert options.source is not None
     assert options.data is not None
     config = read_config(options.source)
-    task, preparation, _ = load_trained(options.source)
+    trained = load_trained(options.source)
+    task, preparation = trained.task, trained.preparation
+    if trained.adapters is not None:
+        trained.adapters.merge(dequantise=True)
     network = task.model if isinstance(task, Supervised) else None
     if not isinstance(network, MLP) or not isinstance(preparation, Preparation):
         raise InputError(

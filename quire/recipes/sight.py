@@ -21,6 +21,7 @@ from quire.tasks.detection import Detection
 from quire.tasks.supervised import Supervised
 from quire.train.evaluate import evaluation_batch
 from quire.train.sums import add_up
+from quire.train.task import Task
 
 FEW = 4
 """Images whose maps are shown."""
@@ -178,5 +179,5 @@ def spread(part: Data, count: int) -> Tensor:
     return torch.linspace(0, len(part) - 1, min(count, len(part))).round().long()
 
 
-def on_device(task: nn.Module, batch: Batch) -> Batch:
-    return batch.to(next(task.parameters()).device)
+def on_device(task: Task, batch: Batch) -> Batch:
+    return batch.to(task.device)

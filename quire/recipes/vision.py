@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InputError
 from quire.options import Augment, Images, Optim, Schedule, Train, check_range
-from quire.recipes.base import Expectation, RunOptions, recipe, refuse_input_noise
+from quire.recipes.base import DescentOptions, Expectation, recipe, refuse_input_noise
 
 if TYPE_CHECKING:
     from quire.recipes.plan import Plan
@@ -103,7 +103,7 @@ class DenseNet(ConvNet):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRunOptions(RunOptions):
+class ImageRunOptions(DescentOptions):
     """Options of the recipes that learn from images, one class each."""
 
     images: Images = field(default_factory=Images)
@@ -281,7 +281,8 @@ def image_plan(
     from quire.tasks.supervised import Supervised
 
     chosen = options.model
-    source = read_source(chosen.weights) if chosen.weights is not None else None
+    start = chosen.weights or options.tune.base
+    source = read_source(start) if start is not None else None
     like = source.preparation if source is not None else None
     data = with_scales(
         load_images(options.data or "digits", options.images, seed=options.seed, like=like, largest=largest),

@@ -1,7 +1,12 @@
-"""Training: the contract of a task, learning by descent, checkpoints and run folders."""
+"""Training: the contract of a task, learning by descent or by statistics, checkpoints and run folders."""
 
-from quire.train.descent import Callback, Fit, Interrupted, fit
+from quire.train.descent import Callback, fit
 from quire.train.evaluate import evaluate
+from quire.train.keeping import Fit, Interrupted
+from quire.train.statistics import StatisticsTask, Swept, fit_statistics
 from quire.train.task import TASKS, Task, build_task
 
-__all__ = ["TASKS", "Callback", "Fit", "Interrupted", "Task", "build_task", "evaluate", "fit"]
+__all__ = [
+    "TASKS", "Callback", "Fit", "Interrupted", "StatisticsTask", "Swept", "Task", "build_task", "evaluate",
+    "fit", "fit_statistics",
+]  # fmt: skip

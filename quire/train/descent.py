@@ -8,44 +8,39 @@ computes the same bits as one that was never interrupted.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quire.data.batch import Data, TensorData, epoch_order, steps_per_epoch
-from quire.errors import InputError, QuireError
-from quire.files import json_number
+from quire.data.batch import Data, epoch_order, steps_per_epoch
+from quire.errors import InputError
 from quire.functional.regularise import EarlyStopping
 from quire.options import Optim, Train
 from quire.train.checkpoints import Checkpoint
 from quire.train.evaluate import check_monitor, evaluate, losses
 from quire.train.gradients import Sums, Weights
+from quire.train.keeping import (
+    Fit,
+    Interrupt,
+    Interrupted,
+    Record,
+    State,
+    Store,
+    check_plan,
+    make_record,
+    place,
+    place_task,
+    snapshot,
+)
 from quire.train.progress import Progress
 from quire.train.randomness import random_state, restore_random_state, seed_everything
 from quire.train.step import Stepper
 from quire.train.task import Task
 from quire.train.threads import threads_for
-
-Record = dict[str, Any]
-State = dict[str, Tensor]
-
-
-class Store(Protocol):
-    """Where a run keeps its metrics and checkpoints; see `quire.train.folder`."""
-
-    def record(self, record: Record) -> None: ...
-
-    def save(self, checkpoint: Checkpoint, *, keep: int) -> None: ...
-
-    def resume(self) -> Checkpoint | None:
-        """The checkpoint to go on from, with the metrics cut back to it; None for a new run."""
 
 
 class Callback:
@@ -58,26 +53,6 @@ class Callback:
     def on_record(self, descent: Descent, record: Record) -> None: ...
 
     def on_end(self, descent: Descent) -> None: ...
-
-
-class Interrupted(QuireError):
-    """Training was asked to stop and did so at a step's end, with everything saved."""
-
-    exit_code = 130
-
-
-@dataclass
-class Fit:
-    """What came out of training; the task holds the best weights where there was validation."""
-
-    steps: int
-    epochs: float
-    seconds: float
-    stopped: Literal["finished", "early"]
-    best_step: int
-    best: float | None
-    history: list[Record] = field(repr=False)
-    samples_per_second: float = 0.0
 
 
 class Running:
@@ -162,7 +137,7 @@ class Descent:
         self.history: list[Record] = []
         self.seconds_before = 0.0
         self.last_save = time.perf_counter()
-        self.wants_stop = False
+        self.interrupt = Interrupt()
         self.asked_to_stop = False
 
     def operations(self) -> int:
@@ -191,7 +166,7 @@ class Descent:
         self.task.train()
         stopped: Literal["finished", "early"] = "early" if self._out_of_patience() else "finished"
         try:
-            with self._signals():
+            with self.interrupt.listening(self.store):
                 while self.step < self.total and stopped == "finished":
                     if self._run_epoch():
                         stopped = "early"
@@ -236,7 +211,7 @@ class Descent:
                     validated and waited > self.train.checkpoint_seconds
                 ):
                     self.save()
-            if self.wants_stop:
+            if self.interrupt.asked:
                 self._stop_now()
         return False
 
@@ -295,14 +270,8 @@ class Descent:
         return losses(self.task, sums, weights)
 
     def _record(self, split: str, values: Mapping[str, float]) -> Record:
-        record: Record = {
-            "format": 1,
-            "step": self.step,
-            "epoch": self.step / self.steps_per_epoch,
-            "split": split,
-            "values": {name: json_number(value) for name, value in values.items()},
-            "seconds": self.seconds(),
-        }
+        epoch = self.step / self.steps_per_epoch
+        record = make_record(self.step, epoch, split, values, self.seconds())
         self.history.append(record)
         if self.store:
             self.store.record(record)
@@ -395,12 +364,13 @@ class Descent:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         progress = checkpoint.documents["progress"]
-        if progress["plan"] != self._plan():
+        if "weights" not in checkpoint.tensors:
             raise InputError(
-                f"resuming with {self._plan()}",
-                expected=f"the data, batch size and seed of the run: {progress['plan']}",
-                fix="leave these options out when resuming, and pass the same data",
+                "resuming a run whose adapters are merged",
+                expected="the run as it was trained",
+                fix="take them out again with 'quire adapter unmerge RUN'",
             )
+        check_plan(progress["plan"], self._plan())
         self.task.load_state_dict(dict(checkpoint.tensors["weights"]))
         for player in self.stepper.players:
             player.optimiser.load(checkpoint.tensors[f"optimiser-{player.name}"])
@@ -419,33 +389,9 @@ class Descent:
         self.seconds_before = progress["seconds"]
         restore_random_state(checkpoint.tensors["random"])
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """With a store, an interrupt waits for the end of the step so that everything can be saved;
-        a second one does not wait."""
-        if self.store is None or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: object) -> None:
-            if self.wants_stop:
-                raise KeyboardInterrupt
-            self.wants_stop = True
-
-        old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
     def _stop_now(self) -> None:
         self.save()
         raise Interrupted(f"interrupted after step {self.step} of {self.total}; everything is saved")
-
-
-def snapshot(task: Task) -> State:
-    return {name: value.detach().clone() for name, value in task.state_dict().items()}
 
 
 def in_streams(task: Task, data: Data, batch_size: int) -> Data:
@@ -459,27 +405,6 @@ def in_streams(task: Task, data: Data, batch_size: int) -> Data:
         )
     carried: Data = streams(batch_size)
     return carried
-
-
-def place_task(task: Task, device: torch.device) -> Task:
-    """The task on the device; on a GPU filters lie channels last, as tensor cores want them."""
-    task = task.to(device)
-    if device.type == "cuda" and any(isinstance(module, nn.Conv2d) for module in task.modules()):
-        task = task.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return task
-
-
-def place(data: Data, device: torch.device) -> Data:
-    """Data on the device when it fits there with room to work in, batch by batch otherwise."""
-    if not isinstance(data, TensorData):
-        return data.to(device)
-    if data.device == device:
-        return data
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        if sum(value.nbytes for value in data.fields.values()) > free // 2:
-            return data
-    return data.to(device)
 
 
 def fit(

@@ -30,7 +30,7 @@ def evaluate(
     sums: dict[str, Tensor] = {}
     tallies: dict[str, Any] = {}
     weights: dict[str, Weight] = {}
-    device = next(task.parameters()).device
+    device = task.device
     for batch in data.batches(torch.arange(len(data))[:rows], batch_size or evaluation_batch(task, data)):
         batch = batch.to(device)
         part, tally = task.judge(batch)

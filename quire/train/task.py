@@ -14,6 +14,7 @@ turns their sum into numbers, so a split of any size needs no more memory than o
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -51,6 +52,9 @@ class Task(nn.Module, ABC):
     players: ClassVar[tuple[str, ...]] = ("model",)
     """Who takes steps, in this order, in each step. A classifier has one, a GAN two."""
 
+    turns: Mapping[str, int] = {}
+    """A player moves in every n-th step; in each where none is given."""
+
     couples_samples: ClassVar[bool] = False
     """True where the loss of a sample depends on the others of its batch (InfoNCE). Such a task
     implements `represent` and `coupled_terms`, or accumulation is refused."""
@@ -72,6 +76,11 @@ class Task(nn.Module, ABC):
     left: list[dict[str, Tensor]]
     """What `terms` leaves of each micro-batch for the batch that goes on from it, as fields of that batch;
     only where `carries_state`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the task's numbers lie."""
+        return next(itertools.chain(self.parameters(), self.buffers())).device
 
     @property
     def carries_state(self) -> bool:

@@ -47,6 +47,8 @@ def options_for(name: str, folder: Path, **given: Any) -> RunOptions:
                 mlp, mlp.options(data=data, target="label", out=source, epochs=2, quiet=True, table=table)
             )
         given["source"] = source
+    if "base_steps" in fields:
+        given["base_steps"] = 2
     given = {"epochs": 2, "out": folder / "run", **given}
     if recipe.targets not in TABLES:
         small = {"batch_size": 16, "restore": "last", "monitor": "loss"}

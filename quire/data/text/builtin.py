@@ -34,6 +34,8 @@ LABELLED: Registry[Callable[[], list[Labelled]]] = Registry("built-in set of lab
 
 EACH = 800
 """Texts of each class of `python-lines`."""
+SOURCE_FILES = 16
+"""Files of `python-source`."""
 SHORTEST, LONGEST = 20, 120
 """Characters of such a text."""
 _LONG_TEXT = re.compile(r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'')
@@ -57,6 +59,21 @@ def python_reference() -> str:
     """Python's language reference as `help()` shows it: about half a megabyte of English, in the order of the
     topics' names."""
     return "\n\n".join(text.strip("\n") for _, text in _topics()) + "\n"
+
+
+@CORPORA.register("python-source")
+def python_source() -> str:
+    """Source files of Python's standard library, about half a megabyte."""
+    library = Path(sysconfig.get_path("stdlib"))
+    files = [library / f"{name}.py" for name in MODULES[:: len(MODULES) // SOURCE_FILES]]
+    texts = [path.read_text(encoding="utf-8") for path in files if path.exists()]
+    if not texts:
+        raise InputError(
+            f"no source files in {library}",
+            expected="the standard library's own source",
+            fix="give a text of your own with --data",
+        )
+    return "\n\n".join(texts)
 
 
 def _topics() -> list[tuple[str, str]]:

@@ -1,0 +1,238 @@
+"""Learning by statistics: the second way to learn, beside descent.
+
+A task maps a batch to statistics that add up over rows, and updates itself from their sum:
+
+    totals = Σ_batches statistics(batch),   state ← update(totals)
+
+One pass over the data is a *sweep*. Nothing but the sum is kept, so data larger than memory needs no second
+code path. Rows are read in their order; a checkpoint after a sweep holds the state and its number, and a run
+resumed from it computes the same bits as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.data.batch import Batch, Data, in_order
+from quire.errors import DataError, InputError, QuireError
+from quire.train.checkpoints import Checkpoint
+from quire.train.evaluate import evaluate
+from quire.train.keeping import (
+    Fit,
+    Interrupt,
+    Interrupted,
+    Record,
+    State,
+    Store,
+    check_plan,
+    make_record,
+    place,
+    snapshot,
+)
+from quire.train.progress import Progress
+from quire.train.randomness import random_state, restore_random_state, seed_everything
+from quire.train.sums import add_to
+from quire.train.task import Task
+
+KEEP = 2
+
+
+class Swept(NamedTuple):
+    """What a sweep found out."""
+
+    loss: float
+    """Mean loss of a row under the state before the update."""
+    done: bool
+    """Whether another sweep would change nothing worth having."""
+
+
+class StatisticsTask(Task):
+    """A task whose state is buffers, and which learns from sums instead of gradients.
+
+    `weigh`, `terms`, `tally`, `measures`, `predict`, `spec` and `from_spec` are those of every task; the
+    terms are what validation judges by, and need no gradient.
+    """
+
+    def start(self, data: Data, generator: torch.Generator) -> None:
+        """Choose where a new run begins, such as the first centres; called once, on the data's device."""
+
+    @abstractmethod
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """Sums over the rows of a batch, under the present state; in float64 where sums are long."""
+
+    @abstractmethod
+    def update(self, totals: Mapping[str, Tensor]) -> Swept:
+        """Take in the sums over all rows, and say how the sweep went."""
+
+
+class Sweeps:
+    """One run in progress. `fit_statistics` is the way to make one."""
+
+    def __init__(
+        self,
+        task: StatisticsTask,
+        data: Data,
+        validation: Data | None,
+        *,
+        sweeps: int,
+        seed: int,
+        device: torch.device,
+        store: Store | None,
+        progress: Progress,
+        started: bool,
+        checkpoint_seconds: float,
+    ) -> None:
+        if not len(data):
+            raise InputError("no training rows", expected="at least one", fix="check the data and its split")
+        self.task, self.total, self.seed, self.device = task.to(device), sweeps, seed, device
+        self.data, self.validation = place(data, device), place(validation, device) if validation else None
+        self.store, self.progress, self.started = store, progress, started
+        self.checkpoint_seconds = checkpoint_seconds
+        self.interrupt = Interrupt()
+        self.sweep = 0
+        self.done = False
+        self.history: list[Record] = []
+        self.seconds_before = 0.0
+        self.began = self.last_save = time.perf_counter()
+
+    @torch.no_grad()
+    def run(self) -> Fit:
+        checkpoint = self.store.resume() if self.store else None
+        if checkpoint:
+            self._restore(checkpoint)
+        elif not self.started:
+            self.task.start(self.data, torch.Generator(self.device).manual_seed(self.seed))
+        first = self.sweep
+        self.progress.start(self.total, self.sweep, len(self.data))
+        self.task.train()
+        try:
+            with self.interrupt.listening(self.store):
+                while self.sweep < self.total and not self.done:
+                    self._take_sweep()
+            last = snapshot(self.task)
+            self.task.eval()
+            self.task.finish(self.data, self.validation)
+            if self.store:
+                self._save(weights=last, final=snapshot(self.task))
+        finally:
+            self.progress.finish()
+        stopped: Literal["finished", "early"] = "early" if self.done else "finished"
+        seconds = self._seconds()
+        speed = (self.sweep - first) * len(self.data) / max(time.perf_counter() - self.began, 1e-9)
+        return Fit(self.sweep, float(self.sweep), seconds, stopped, self.sweep, None, self.history, speed)
+
+    def _take_sweep(self) -> None:
+        totals: dict[str, Tensor] = {}
+        for batch in in_order(self.data):
+            add_to(totals, self.task.statistics(batch.to(self.device)))
+        swept = self.task.update(totals)
+        if not math.isfinite(swept.loss):
+            raise self._not_finite(swept.loss)
+        self.sweep, self.done = self.sweep + 1, swept.done
+        records = [self._record("train", {"loss": swept.loss})]
+        if self.validation is not None:
+            records.append(self._record("validation", evaluate(self.task, self.validation)))
+        self.progress.records(records)
+        if self.progress.due(self.progress.REFRESH):
+            self.progress.step(self.sweep, swept.loss)
+        if self.store and time.perf_counter() - self.last_save > self.checkpoint_seconds:
+            self._save()
+        if self.interrupt.asked and self.sweep < self.total and not self.done:
+            self._save()
+            raise Interrupted(f"interrupted after sweep {self.sweep} of {self.total}; everything is saved")
+
+    def _record(self, split: str, values: Mapping[str, float]) -> Record:
+        record = make_record(self.sweep, float(self.sweep), split, values, self._seconds())
+        self.history.append(record)
+        if self.store:
+            self.store.record(record)
+        return record
+
+    def _not_finite(self, loss: float) -> QuireError:
+        """The row that is not finite, or the sweep that made nothing of finite rows."""
+        seen = 0
+        for batch in in_order(self.data):
+            rows = (~batch.inputs.flatten(1).isfinite()).any(1).nonzero().flatten()
+            if len(rows):
+                return DataError(
+                    f"row {seen + int(rows[0])} has a value that is not a finite number",
+                    expected="finite numbers",
+                    fix="remove the row, or fill in its missing values",
+                )
+            seen += len(batch)
+        return InputError(
+            f"the loss became {loss} in sweep {self.sweep + 1}",
+            expected="finite numbers from finite rows",
+            fix="scale the inputs: values this large cannot be squared and added",
+        )
+
+    # -- Saving and resuming -------------------------------------------------------------------
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def _plan(self) -> dict[str, int]:
+        return {"rows": len(self.data), "seed": self.seed}
+
+    def _save(self, *, weights: State | None = None, final: State | None = None) -> None:
+        assert self.store
+        tensors = {"weights": weights or snapshot(self.task), "random": random_state()}
+        if final is not None:
+            tensors["final"] = final
+        progress = {
+            "step": self.sweep,
+            "done": self.done,
+            "history": self.history,
+            "seconds": self._seconds(),
+            "plan": self._plan(),
+        }
+        self.store.save(Checkpoint(self.sweep, tensors, {"progress": progress}), keep=KEEP)
+        self.last_save = time.perf_counter()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        progress = checkpoint.documents["progress"]
+        check_plan(progress["plan"], self._plan())
+        self.task.load_state_dict(dict(checkpoint.tensors["weights"]))
+        self.sweep, self.done = progress["step"], progress["done"]
+        self.history = list(progress["history"])
+        self.seconds_before = progress["seconds"]
+        restore_random_state(checkpoint.tensors["random"])
+
+
+def fit_statistics(
+    task: StatisticsTask,
+    data: Data,
+    validation: Data | None = None,
+    *,
+    sweeps: int,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    store: Store | None = None,
+    progress: Progress | None = None,
+    started: bool = False,
+    checkpoint_seconds: float = 60.0,
+) -> Fit:
+    """Sweep over `data` until the task is done, or `sweeps` times.
+
+    `started` says that the task already stands where it should begin. With a `store`, metrics and checkpoints
+    are kept, and a run that the store has already begun goes on from where it was.
+
+        task = KMeansTask(clusters=3, features=4)
+        fit_statistics(task, TensorData({"inputs": x}), sweeps=100)
+    """
+    before = random_state()
+    seed_everything(seed)
+    try:
+        return Sweeps(
+            task, data, validation, sweeps=sweeps, seed=seed, device=torch.device(device), store=store,
+            progress=progress or Progress(), started=started, checkpoint_seconds=checkpoint_seconds,
+        ).run()  # fmt: skip
+    finally:
+        restore_random_state(before)

@@ -1,0 +1,199 @@
+"""Learning by statistics: sums over batches, one update a sweep, the same folder and resume as descent."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.data.batch import Batch, Data, TensorData
+from quire.errors import InputError
+from quire.train import Fit, Interrupted, StatisticsTask, Swept, fit_statistics
+from quire.train.checkpoints import Checkpoint, newest_checkpoint
+from tests.train.examples import folder
+
+
+class Crash(Exception):
+    """Stands for whatever ends a process."""
+
+
+class RobustMean(StatisticsTask):
+    """The minimiser of Σ √(1 + (x − m)²), found by reweighting: each sweep is a weighted mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros((), dtype=torch.float64))
+        self.crash_in: int | None = None
+        self.interrupt_in: int | None = None
+        self.swept = 0
+
+    def start(self, data: Data, generator: torch.Generator) -> None:
+        self.centre.copy_(torch.rand((), generator=generator, dtype=torch.float64))
+
+    def weigh(self, batch: Batch) -> dict[str, float]:
+        return {"distance": float(len(batch))}
+
+    def terms(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
+        return {"distance": (1 + (batch.inputs - self.centre).square()).sqrt().sum()}
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        distance = (1 + (batch.inputs - self.centre).square()).sqrt()
+        return {
+            "weighted": (batch.inputs / distance).sum(),
+            "weight": (1 / distance).sum(),
+            "distance": distance.sum(),
+            "rows": torch.tensor(len(batch)),
+        }
+
+    def update(self, totals: Mapping[str, Tensor]) -> Swept:
+        self.swept += 1
+        if self.swept == self.crash_in:
+            raise Crash
+        if self.swept == self.interrupt_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+        new = totals["weighted"] / totals["weight"]
+        moved = abs(float(new - self.centre))
+        self.centre.copy_(new)
+        return Swept(float(totals["distance"] / totals["rows"]), moved < 1e-10)
+
+    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+        return {"value": self.centre.expand(len(inputs))}
+
+    def spec(self) -> dict[str, Any]:
+        return {"task": "robust-mean"}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> RobustMean:
+        return cls()
+
+
+class Apart:
+    """Rows that come in batches of seven, like those of a file that is not held in memory."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        self.inner = TensorData({"inputs": inputs})
+        self.row_size = 2**22 // 7
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def take(self, rows: Tensor) -> Batch:
+        return self.inner.take(rows)
+
+    def subset(self, rows: Tensor) -> Data:
+        return self.inner.subset(rows)
+
+    def to(self, device: torch.device | str) -> Apart:
+        return self
+
+    def batches(self, rows: Tensor, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        assert batch_size == 7
+        return self.inner.batches(rows, batch_size, start)
+
+
+def numbers() -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.cat([torch.randn(50, 1, generator=generator), torch.full((5, 1), 30.0)]).double()
+
+
+def optimum(x: Tensor) -> float:
+    """By bisection of the derivative Σ (m − x)/√(1 + (x − m)²), which rises."""
+    low, high = float(x.min()), float(x.max())
+    for _ in range(200):
+        middle = (low + high) / 2
+        slope = ((middle - x) / (1 + (x - middle).square()).sqrt()).sum()
+        low, high = (middle, high) if slope < 0 else (low, middle)
+    return low
+
+
+def train(task: RobustMean, path: Path, *, resume: bool = False, sweeps: int = 100) -> Fit:
+    store = folder(path, resume=resume)
+    try:
+        return fit_statistics(
+            task, TensorData({"inputs": numbers()}), TensorData({"inputs": numbers()[:20]}), sweeps=sweeps,
+            store=store, checkpoint_seconds=0.0,
+        )  # fmt: skip
+    finally:
+        store.close()
+
+
+def outcome(path: Path) -> tuple[Checkpoint, list[dict[str, Any]]]:
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        del record["seconds"]
+    return newest_checkpoint(path / "checkpoints"), records
+
+
+def test_sweeps_until_nothing_changes() -> None:
+    task = RobustMean()
+    result = fit_statistics(task, TensorData({"inputs": numbers()}), sweeps=1000)
+    assert task.centre.item() == pytest.approx(optimum(numbers()), abs=1e-8)
+    assert result.stopped == "early"
+    assert 1 < result.steps < 1000
+    losses = [record["values"]["loss"] for record in result.history]
+    assert all(after <= before + 1e-12 for before, after in itertools.pairwise(losses))
+
+
+def test_stops_after_the_given_sweeps() -> None:
+    result = fit_statistics(RobustMean(), TensorData({"inputs": numbers()}), sweeps=2)
+    assert (result.steps, result.stopped) == (2, "finished")
+
+
+def test_batches_add_up_to_the_whole() -> None:
+    whole, apart = RobustMean(), RobustMean()
+    fit_statistics(whole, TensorData({"inputs": numbers()}), sweeps=5)
+    fit_statistics(apart, Apart(numbers()), sweeps=5)
+    assert apart.centre.item() == pytest.approx(whole.centre.item(), rel=1e-12)
+
+
+def test_a_run_that_is_cut_off_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    train(RobustMean(), tmp_path / "whole")
+    task = RobustMean()
+    task.crash_in = 4
+    with pytest.raises(Crash):
+        train(task, tmp_path / "cut")
+    train(RobustMean(), tmp_path / "cut", resume=True)
+    (whole, records), (cut, again) = outcome(tmp_path / "whole"), outcome(tmp_path / "cut")
+    assert whole.step == cut.step
+    assert records == again
+    assert torch.equal(whole.tensors["final"]["centre"], cut.tensors["final"]["centre"])
+    assert {record["split"] for record in records} == {"train", "validation"}
+
+
+def test_an_interrupt_waits_for_the_end_of_the_sweep_and_saves(tmp_path: Path) -> None:
+    task = RobustMean()
+    task.interrupt_in = 3
+    with pytest.raises(Interrupted, match="interrupted after sweep 3 of 100"):
+        train(task, tmp_path / "run")
+    assert newest_checkpoint(tmp_path / "run" / "checkpoints").step == 3
+
+
+def test_a_finished_run_is_not_swept_again(tmp_path: Path) -> None:
+    first = train(RobustMean(), tmp_path / "run")
+    task = RobustMean()
+    again = train(task, tmp_path / "run", resume=True)
+    assert again.steps == first.steps
+    assert task.swept == 0
+
+
+def test_a_row_that_is_not_finite_is_named() -> None:
+    x = numbers()
+    x[17] = torch.nan
+    with pytest.raises(InputError, match="row 17 has a value that is not a finite number"):
+        fit_statistics(RobustMean(), TensorData({"inputs": x}), sweeps=3)
+
+
+def test_other_data_is_not_resumed(tmp_path: Path) -> None:
+    train(RobustMean(), tmp_path / "run", sweeps=2)
+    store = folder(tmp_path / "run", resume=True)
+    with pytest.raises(InputError, match="resuming with"):
+        fit_statistics(RobustMean(), TensorData({"inputs": numbers()[:9]}), sweeps=4, store=store)
+    store.close()
