@@ -190,6 +190,18 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Rows(Table):
+    """How rows are read that are learned from without a target."""
+
+    memory: float = 4.0
+    """GiB of a file that may be read whole; larger .npy and Parquet files are read in pieces."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "--table.", memory="> 0")
+
+
+@dataclass(frozen=True)
 class Images:
     """How images are read and split."""
 

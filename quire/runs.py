@@ -20,7 +20,7 @@ from quire.errors import InputError
 from quire.tasks.detection import Detection
 from quire.tasks.language import LanguageModel
 from quire.tasks.loading import Trained, load_trained
-from quire.tasks.predictions import detection_columns, prediction_columns
+from quire.tasks.predictions import detection_columns, plain_columns, prediction_columns
 from quire.tasks.translation import Translation
 from quire.train.evaluate import evaluate, evaluation_batch
 from quire.train.folder import read_config
@@ -73,7 +73,7 @@ class Run:
 
         if data is not None:
             source = self.preparation.read(data, self._reading())
-            prepared = self.preparation.transform(source, need_target=True)
+            prepared = self.preparation.transform(source, need_target=self.task.needs_target)
             fields = several_targets_of(prepared.data, self.preparation)
             return {"data": evaluate(self.task, fields.to(self.device))}
         from quire.recipes.base import RECIPES
@@ -154,7 +154,10 @@ class Run:
                 columns = detection_columns(self.preparation, predicted, names, extent)
             else:
                 columns = {"image": pa.array([str(name) for name in names])} if images else {}
-                columns |= prediction_columns(self.preparation, predicted)
+                told = self.task.answers_target
+                columns |= (
+                    prediction_columns(self.preparation, predicted) if told else plain_columns(predicted)
+                )
             parts.append(pa.table(columns))
         self.notes = prepared.notes
         return pa.concat_tables(parts) if parts else pa.table({})

@@ -1,5 +1,6 @@
 """scikit-learn estimators on PyTorch: arrays, data frames and tensors in, the same kind out."""
 
+from quire.estimators.autoencoder import Autoencoder
 from quire.estimators.bagging import BaggingEnsemble
 from quire.estimators.linear import LinearRegression
 from quire.estimators.logistic import LogisticRegression
@@ -8,6 +9,7 @@ from quire.estimators.nadaraya_watson import NadarayaWatsonClassifier, NadarayaW
 from quire.estimators.polynomial import PolynomialRegression
 
 __all__ = [
+    "Autoencoder",
     "BaggingEnsemble",
     "LinearRegression",
     "LogisticRegression",

@@ -33,15 +33,25 @@ from quire.functional.streaming import (
     Pooled,
     block_size,
     check_backend,
+    flattened,
     slices,
     streamed_pooling,
 )
+from quire.kernels import refusal, use_triton
 
 Kernel = Literal["gaussian", "boxcar", "epanechnikov"]
 Empty = Literal["nearest", "mean", "zero"]
 
 KERNELS = ("gaussian", "boxcar", "epanechnikov")
 EMPTY = ("nearest", "mean", "zero")
+
+# Below this, PyTorch's operations take less than choosing and launching the kernel.
+_KERNEL_PAIRS = 1 << 20
+_KERNEL_WIDEST = 64
+_KERNEL_TAKES = (
+    ", at most 64 dimensions and values, within 64 widths of the keys' mean, one width or one for each"
+    " dimension, and lengths or causality instead of a mask"
+)
 
 
 def kernel_weights(
@@ -69,10 +79,22 @@ def gaussian_pooling(
 
     `width` is one number, or one for each dimension (D,); it may be learned. `weights` (…, M) are
     factors of the keys. `exclude_self` leaves key n out for query n. Extra memory is O((N + M)·D).
+
+    backend="triton" is a kernel for CUDA, for data within 64 widths of the keys' mean; weights are right to
+    10⁻⁶ for queries among the keys, to about 10⁻⁷·½x² for one that is x widths from the nearest. "auto" takes
+    it for large inputs. "torch" computes scores in float64.
     """
     check_backend(backend)
     check_widths("gaussian_pooling", query, key)
+    check_values(key, value)
     _check_positive(width, weights)
+    pairs = query.shape[:-1].numel() * key.shape[-2]
+    reason = _kernel_refusal(query, key, value, width, mask)
+    if use_triton(backend, reason, worth=pairs >= _KERNEL_PAIRS, takes=_KERNEL_TAKES) and pairs:
+        pooled = _gaussian_kernel(query, key, value, width, weights, lengths, causal, exclude_self)
+        if pooled is not None:
+            return pooled
+        use_triton(backend, "queries and keys spread over more than 64 widths", takes=_KERNEL_TAKES)
     augmented = _as_dot_product(query, key, width, weights)
     return streamed_pooling(
         _dot, *augmented, value, mask=mask, lengths=lengths, causal=causal, exclude_self=exclude_self
@@ -108,6 +130,7 @@ def nadaraya_watson(
         return gaussian_pooling(
             query, key, value, width, weights=weights, exclude_self=exclude_self, backend=backend
         )
+    use_triton(backend, f"kernel '{kernel}'", takes="; and kernel 'gaussian'")
     if query.shape[-1] == 1:
         pooled, reached, nearest = sorted_pooling(
             query[..., 0], key[..., 0], value, kernel, width, weights=weights, exclude_self=exclude_self
@@ -142,6 +165,55 @@ def nearest_key(
             place[..., some] = torch.where(nearer, where + part.start, place[..., some])
             best[..., some] = torch.where(nearer, low, best[..., some])
     return place
+
+
+def _kernel_refusal(
+    query: Tensor, key: Tensor, value: Tensor, width: float | Tensor, mask: Tensor | None
+) -> str:
+    """Why the Triton kernel cannot be used, or ""."""
+    if mask is not None:
+        return "a mask"
+    if query.shape[-1] > _KERNEL_WIDEST or value.shape[-1] > _KERNEL_WIDEST:
+        return f"{query.shape[-1]} dimensions and {value.shape[-1]} values"
+    if isinstance(width, Tensor) and width.shape not in ((), (1,), query.shape[-1:]):
+        return f"a width of shape {tuple(width.shape)}"
+    return refusal(query, key, value)
+
+
+def _gaussian_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    width: float | Tensor,
+    weights: Tensor | None,
+    lengths: Tensor | None,
+    causal: bool,
+    exclude_self: bool,
+) -> Tensor | None:
+    """By Triton, or None where queries and keys are spread too wide for float32."""
+    from quire.kernels.gaussian import LARGEST, gaussian_pooling
+    from quire.kernels.halves import plan
+
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    queries, keys = query.shape[-2], key.shape[-2]
+    rule = MaskRule.of((*batch, queries, keys), lengths=lengths, causal=causal, exclude_self=exclude_self)
+    places, others, values = flattened(batch, query, key, value)
+    scale = torch.as_tensor(width, dtype=torch.float32, device=query.device).reciprocal()
+    scale = scale.expand(query.shape[-1]).contiguous()
+    known = plan(places, others, values, scale)
+    if not known.radius <= LARGEST:
+        return None
+    factor = None if weights is None else weights.float().log().expand(*batch, keys).reshape(-1, keys)
+    limit = None
+    if rule.lengths is not None:
+        limit = rule.lengths[..., 0].expand(*batch, queries)
+    if causal:
+        last = torch.arange(queries, device=query.device) + (keys - queries + 1)
+        limit = last.expand(*batch, queries) if limit is None else torch.minimum(limit, last)
+    if limit is not None:
+        limit = limit.reshape(-1, queries).to(torch.int32).contiguous()
+    pooled = gaussian_pooling(places, others, values, scale, factor, limit, exclude_self, known)
+    return pooled.view(*batch, *pooled.shape[-2:]).to(value.dtype)
 
 
 def _fill(

@@ -18,7 +18,7 @@ than they save: the normaliser would need a pass of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -28,10 +28,14 @@ from torch.autograd.function import once_differentiable
 from quire.errors import InputError, unknown_name
 from quire.functional.losses import IGNORE_INDEX
 from quire.functional.reduction import mean_of
+from quire.kernels import refusal
 
 CHUNK_NUMBERS = {"cuda": 2**27, "cpu": 2**23}
 """R·V unless `chunk` says otherwise. Each chunk reads and writes all of ∂/∂W, which takes as long as the
 products of a few rows on a CPU and of some 200 on an H200; chunks of ten times as many make that small."""
+
+TILE = 256
+"""Rows of which chunks are multiples: tensor cores leave no part of a tile idle."""
 
 Arguments = tuple[Tensor, Tensor, Tensor | None, Tensor, int, int, torch.dtype]
 
@@ -56,6 +60,7 @@ def linear_cross_entropy(
     device = hidden.device.type
     if chunk is None:
         chunk = max(1, CHUNK_NUMBERS.get(device, CHUNK_NUMBERS["cuda"]) // max(1, len(weight)))
+        chunk = chunk // TILE * TILE or chunk
     product = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
     function = _Each if reduction == "none" else _Total
@@ -127,6 +132,7 @@ def _losses_and_gradients(
     matrix = weight.to(product)
     shift = None if bias is None else bias.to(product)
     losses = torch.empty(len(rows), dtype=wide, device=rows.device)
+    in_place = _kernel(matrix) if any(needed) and bias is None else None
     of_rows = torch.empty_like(rows) if needed[0] else None
     of_weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
     of_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
@@ -134,25 +140,56 @@ def _losses_and_gradients(
         part = slice(start, start + chunk)
         some, label = rows[part], target[part]
         logits = some @ matrix.t() if shift is None else torch.addmm(shift, some, matrix.t())
+        if in_place is not None:
+            losses[part] = in_place(logits, label.squeeze(1))
+            _add_products(logits, some, matrix, part, factors, of_rows, of_weight)
+            continue
         log_probability = logits.log_softmax(1, dtype=wide)
         losses[part] = -log_probability.gather(1, label).squeeze(1)
         if of_rows is None and of_weight is None and of_bias is None:
             continue
-        surplus = log_probability.exp_()
-        surplus.scatter_add_(1, label, torch.full_like(label, -1, dtype=wide))
+        if torch.compiler.is_compiling():
+            # Nothing but element by element, so that it is fused: no array of the wide type is written.
+            here = torch.arange(len(matrix), device=label.device) == label
+            surplus = torch.where(here, log_probability.exp() - 1, log_probability.exp())
+        else:
+            surplus = log_probability.exp_()
+            surplus.scatter_add_(1, label, torch.full_like(label, -1, dtype=wide))
         factor = (counted if factors is None else factors)[part].to(wide)
         if of_bias is not None:
             of_bias += factor @ surplus
-        surplus, column = surplus.to(product), factor.to(product).unsqueeze(1)
-        if of_rows is not None:
-            of_rows[part] = surplus @ matrix if factors is None else surplus @ matrix * column
-        if of_weight is not None:
-            some = some if factors is None else some * column
-            if product == wide:
-                of_weight.addmm_(surplus.t(), some)
-            else:
-                of_weight += surplus.t() @ some
+        _add_products(surplus.to(product), some, matrix, part, factors, of_rows, of_weight)
     return losses, (of_rows, of_weight, of_bias)
+
+
+def _add_products(
+    surplus: Tensor,
+    some: Tensor,
+    matrix: Tensor,
+    part: slice,
+    factors: Tensor | None,
+    of_rows: Tensor | None,
+    of_weight: Tensor | None,
+) -> None:
+    """P W of a chunk, and its Pᵀ H."""
+    column = None if factors is None else factors[part].to(surplus.dtype).unsqueeze(1)
+    if of_rows is not None:
+        of_rows[part] = surplus @ matrix if column is None else surplus @ matrix * column
+    if of_weight is not None:
+        some = some if column is None else some * column
+        if of_weight.dtype == surplus.dtype:
+            of_weight.addmm_(surplus.t(), some)
+        else:
+            of_weight += surplus.t() @ some
+
+
+def _kernel(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The kernel that makes a chunk's surplus in one pass, where it can run."""
+    if refusal(matrix):
+        return None
+    from quire.kernels.surplus import surplus_
+
+    return cast(Callable[[Tensor, Tensor], Tensor], surplus_)
 
 
 def _check(

@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from quire.errors import InputError, unknown_name
-from quire.functional.attention import check_values, masked_softmax, projected_score
+from quire.functional.attention import check_values, check_widths, masked_softmax, projected_score
 from quire.functional.masks import MaskRule, applied
+from quire.kernels import BACKENDS, refusal, use_triton
 
-Backend = Literal["auto", "torch"]
+Backend = Literal["auto", "torch", "triton"]
 BlockScore = Callable[..., Tensor]
 """(queries, keys, *parameters) → scores, for any block of queries and of keys; −∞ forbids a key."""
 
@@ -102,13 +103,17 @@ def additive_attention(
     """Σ_m softmax_m(w_v·tanh(q + k_m)) v_m, of queries W_q q (…, N, h) and keys W_k k (…, M, h).
 
     Held at once it would be N·M·h numbers, which is far more than even the scores. Extra memory here is
-    O((N + M)·h). backend="auto" computes what fits in one block in one go, with autograd; "torch" always
-    streams.
+    O((N + M)·h). backend="auto" computes what fits in one block in one go, with autograd; "triton" is a
+    kernel for CUDA, which "auto" takes for anything larger there; "torch" always streams.
     """
-    check_backend(backend)
     hidden = query.shape[-1]
-    pairs = query.shape[:-1].numel() * key.shape[-2]
-    if backend == "auto" and pairs * hidden <= _budget(query.device):
+    size = query.shape[:-1].numel() * key.shape[-2] * hidden
+    learned = mask is not None and mask.requires_grad
+    reason = refusal(query, key, value, vector) or ("a mask with a gradient" if learned else "")
+    small = size <= _budget(query.device)
+    if use_triton(backend, reason, worth=not small, takes=", and a mask that is not learned") and size:
+        return _additive_kernel(query, key, value, vector, mask, lengths, causal)
+    if backend == "auto" and small:
         return masked_softmax(projected_score(query, key, vector), mask, lengths, causal) @ value
     return streamed_pooling(
         projected_score, query, key, value, (vector,),
@@ -116,9 +121,48 @@ def additive_attention(
     ).value  # fmt: skip
 
 
+def _additive_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    vector: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    causal: bool,
+) -> Tensor:
+    from quire.kernels.additive import additive_pooling
+
+    check_widths("additive attention", query, key)
+    check_values(key, value)
+    if vector.shape != query.shape[-1:]:
+        raise InputError(
+            f"a vector of shape {tuple(vector.shape)} for hidden width {query.shape[-1]}",
+            expected=f"({query.shape[-1]},)",
+        )
+    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    rule = MaskRule.of((*batch, query.shape[-2], key.shape[-2]), mask, lengths, causal)
+
+    def limit(scores: Tensor, rows: slice) -> None:
+        scores = scores.view(*batch, *scores.shape[-2:])
+        allowed, added = rule.block(rows, slice(None), scores.device)
+        if added is not None:
+            scores += added.to(scores.dtype)
+        if allowed is not None:
+            scores.masked_fill_(~allowed, -torch.inf)
+
+    queries, keys, values = flattened(batch, query, key, value)
+    pooled = additive_pooling(queries, keys, values, vector, None if rule.is_open else limit)
+    return pooled.view(*batch, *pooled.shape[-2:]).to(value.dtype)
+
+
+def flattened(batch: tuple[int, ...], *tensors: Tensor) -> list[Tensor]:
+    """Leading dimensions expanded to `batch` and made one: (…, n, w) → (L, n, w)."""
+    return [t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in tensors]
+
+
 def check_backend(backend: str) -> None:
-    if backend not in ("auto", "torch"):
-        raise unknown_name("backend", backend, ("auto", "torch"))
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
 
 
 def _budget(device: torch.device) -> int:

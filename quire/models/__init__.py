@@ -12,6 +12,7 @@ from quire.models.googlenet import GoogLeNet, GoogLeNetConfig, googlenet
 from quire.models.gpt import GPT, GPTConfig
 from quire.models.lenet import LeNet, LeNetConfig, lenet5
 from quire.models.mlp import MLP, MLPConfig, linear
+from quire.models.nadaraya_watson import NadarayaWatson, NadarayaWatsonConfig
 from quire.models.polynomial import PolynomialConfig, PolynomialModel
 from quire.models.recurrent import (
     RecurrentClassifier,
@@ -80,6 +81,8 @@ __all__ = [
     "LeNetConfig",
     "MLPConfig",
     "MLPEnsemble",
+    "NadarayaWatson",
+    "NadarayaWatsonConfig",
     "PolynomialConfig",
     "PolynomialModel",
     "RecurrentClassifier",

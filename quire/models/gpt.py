@@ -178,6 +178,11 @@ class Body(nn.Module):
 
     def forward(self, tokens: Tensor, places: Tensor, cache: Cache | None = None) -> Tensor:
         x = self.drop(self.wte(tokens) + self.wpe(places))
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            # Embeddings come in float32 and would carry every sum of the residual stream in it: twice the
+            # bytes of everything between the products.
+            x = x.to(torch.get_autocast_dtype(kind))
         for block in self.h:
             if self.checkpoint and self.training and cache is None:
                 x = cast(Tensor, checkpoint(block, x, use_reentrant=False))

@@ -52,6 +52,14 @@ class ImageInputs(nn.Module):
             )
         return (x.to(self.mean.dtype) - self.mean[:, None, None]) / self.std[:, None, None]
 
+    def undo(self, values: Tensor) -> Tensor:
+        """Pixels from scaled values, where nothing has been cut off or rounded."""
+        return values * self.std[:, None, None] + self.mean[:, None, None]
+
+    def pixels(self, values: Tensor) -> Tensor:
+        """Bytes from scaled values."""
+        return self.undo(values).round().clamp(0, 255).to(torch.uint8)
+
     def spec(self) -> dict[str, Any]:
         """Everything needed to build it again, as plain JSON values."""
         return {"mean": self.mean.tolist(), "std": self.std.tolist()}

@@ -1,7 +1,7 @@
 """Recipes: functions from options to a complete run. Importing this package imports every recipe
 file, and none of them imports PyTorch until it builds something."""
 
-from quire.recipes import dense, language, polynomial, scenes, sequences, several, vision
+from quire.recipes import dense, language, polynomial, pooling, scenes, sequences, several, vision
 from quire.recipes.base import RECIPES, Expectation, Recipe, RunOptions, TableRunOptions, recipe
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "dense",
     "language",
     "polynomial",
+    "pooling",
     "recipe",
     "scenes",
     "sequences",

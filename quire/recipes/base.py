@@ -124,7 +124,18 @@ def refuse_input_noise(train: Train, what: str, fix: str = "leave it out") -> No
 
 
 Learns = Literal[
-    "classes", "two classes", "values", "any", "several", "images", "scenes", "text", "pairs", "labelled"
+    "classes",
+    "two classes",
+    "values",
+    "any",
+    "several",
+    "images",
+    "scenes",
+    "text",
+    "pairs",
+    "labelled",
+    "rows",
+    "unlabelled",
 ]
 
 
@@ -135,7 +146,8 @@ class Recipe:
     expected: Expectation
     targets: Learns
     """What --target of a table may be; images have a class each, scenes have objects in boxes, and
-    of a text the next token is learned, of pairs the second text, of labelled texts the label."""
+    of a text the next token is learned, of pairs the second text, of labelled texts the label. Rows and
+    unlabelled images are learned from without a target."""
     options: type[RunOptions]
     build: Callable[[Any], Plan]
     """From options to everything a run needs: task, data, preparation, training options."""

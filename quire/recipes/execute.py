@@ -31,7 +31,13 @@ from quire.report import write as write_report
 from quire.report.style import to_svg
 from quire.report.summary import flatten
 from quire.tasks.loading import TUNING
-from quire.tasks.predictions import detection_columns, prediction_columns, target_prefixes, truth_columns
+from quire.tasks.predictions import (
+    detection_columns,
+    plain_columns,
+    prediction_columns,
+    target_prefixes,
+    truth_columns,
+)
 from quire.train import Fit, Interrupted, StatisticsTask, evaluate, fit, fit_statistics
 from quire.train.checkpoints import list_checkpoints
 from quire.train.evaluate import check_monitor, evaluation_batch
@@ -158,7 +164,7 @@ def conclude(
 
     part = parts[shown]
     assert part is not None
-    if data.preparation.targets:
+    if data.preparation.targets or not task.answers_target:
         write_predictions(folder.path, task, data, part.to(device), data.lines(shown))  # type: ignore[arg-type]
     if plan.samples:
         write_json(folder.path / "samples.json", [sample._asdict() for sample in plan.samples()])
@@ -171,7 +177,7 @@ def conclude(
             captions[f"{picture.name}.svg"] = {"title": picture.title, "caption": picture.caption}
         write_json(folder.path / "figures" / "captions.json", captions)
 
-    warnings = [*plan.notes, *data.warnings]
+    warnings = [*plan.notes, *data.warnings, *task.warnings(result.history)]
     layers, parameters = describe_layers(task, data.train.take(torch.arange(1)), device)
     write_json(
         folder.path / "result.json",
@@ -193,7 +199,7 @@ def conclude(
             "layers": layers,
             "parameters": parameters,
             "expected": {"text": str(recipe.expected) if plan.options.data is None else "", "met": met},
-            "targets": describe_targets(data),
+            "targets": describe_targets(data) if task.answers_target else [],
             "rows": {name: len(part) if part is not None else 0 for name, part in parts.items()},
             "features": data.preparation.feature_names,
             "warnings": warnings,
@@ -291,8 +297,9 @@ def check_same_run(recipe: Recipe, options: RunOptions) -> None:
 
 def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, lines: Any) -> None:
     """predictions.parquet: truth, prediction, probability or interval, and loss of each row; of scenes a
-    row for each object that was found."""
-    mode = "interval" if any(t.kind == "regression" for t in data.preparation.targets) else "mode"
+    row for each object that was found; without a target whatever the task says of a row."""
+    values = task.answers_target and any(t.kind == "regression" for t in data.preparation.targets)
+    mode = "interval" if values else "mode"
     tables = []
     done = 0
     for batch in part.batches(torch.arange(len(part)), evaluation_batch(task, part)):
@@ -305,6 +312,10 @@ def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, line
             tables.append(pa.table(found))
             continue
         columns: dict[str, Any] = {"row": names}
+        if not task.answers_target:
+            columns |= plain_columns(predicted)
+            tables.append(pa.table({name: pa.array(values) for name, values in columns.items()}))
+            continue
         columns |= truth_columns(data.preparation, batch.fields, predicted)
         columns |= prediction_columns(data.preparation, predicted, every_class=False)
         losses = list(task.loss_each(batch).values())

@@ -2,6 +2,7 @@
 
 from quire.tasks.bagging import Bagging
 from quire.tasks.detection import Detection, DetectionRules
+from quire.tasks.kernel import LeaveOneOut
 from quire.tasks.language import LanguageModel
 from quire.tasks.loading import Trained, load_trained
 from quire.tasks.supervised import Supervised
@@ -12,6 +13,7 @@ __all__ = [
     "Detection",
     "DetectionRules",
     "LanguageModel",
+    "LeaveOneOut",
     "Supervised",
     "Trained",
     "Translation",

@@ -73,11 +73,14 @@ class LanguageModel(Task):
     def terms(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
         if "begin" in batch.fields:
             return {"target": cross_entropy_sum(self._carry(batch), batch.target)}
-        if self.chunked:
+        # On a GPU the loss and its gradient are made in one pass over the logits, also of all of them.
+        if self.chunked or (batch.inputs.is_cuda and hasattr(self.model, "head_weight")):
             features = self.model.features(batch.inputs)  # type: ignore[operator]
             weight = self.model.head_weight
             assert isinstance(weight, Tensor)
-            return {"target": linear_cross_entropy(features, weight, batch.target, reduction="sum")}
+            chunk = None if self.chunked else max(batch.target.numel(), 1)
+            loss = linear_cross_entropy(features, weight, batch.target, reduction="sum", chunk=chunk)
+            return {"target": loss}
         return {"target": cross_entropy_sum(self.model(batch.inputs), batch.target)}
 
     def _carry(self, batch: Batch) -> Tensor:

@@ -53,6 +53,20 @@ def prediction_columns(
     return columns
 
 
+def plain_columns(predicted: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Columns of what a task predicts that answers no target: NAME, or NAME_1, NAME_2, … of short vectors;
+    whole images and the like are left out."""
+    columns: dict[str, np.ndarray] = {}
+    for name, value in predicted.items():
+        value = value.detach().cpu()
+        value = value.double() if value.is_floating_point() else value
+        if value.dim() == 1:
+            columns[name] = value.numpy()
+        elif value.dim() == 2 and value.shape[1] <= MOST_PROBABILITIES:
+            columns |= {f"{name}_{i + 1}": value[:, i].numpy() for i in range(value.shape[1])}
+    return columns
+
+
 def truth_columns(
     preparation: Prepares, fields: Mapping[str, Tensor], predicted: Mapping[str, Tensor]
 ) -> dict[str, Any]:

@@ -60,6 +60,13 @@ class StatisticsTask(Task):
     terms are what validation judges by, and need no gradient.
     """
 
+    answers_target = False
+
+    def rows(self, inputs: Tensor) -> Tensor:
+        """What is learned from, (B, D): numbers as they are, pixels as shares of 255."""
+        flat = inputs.flatten(1)
+        return flat if flat.is_floating_point() else flat.float() / 255
+
     def start(self, data: Data, generator: torch.Generator) -> None:
         """Choose where a new run begins, such as the first centres; called once, on the data's device."""
 

@@ -160,6 +160,8 @@ class Stepper:
         factors = loss_factors(task, weights)
         shown: Sums = {}
         for player in self.players:
+            if (number + 1) % task.turns.get(player.name, 1):
+                continue
             if self.weight_noise:
                 with perturbed([group.flat for group in player.groups], self.weight_noise):
                     sums = self._differentiate(micro, factors, player)
@@ -175,6 +177,8 @@ class Stepper:
             shown = {**shown, **sums} if shown else sums
         if train.carry:
             self.carried = {name: torch.cat([part[name] for part in task.left]) for name in task.left[0]}
+        if task.turns:  # who did not move has no sum to divide
+            weights = {name: weight for name, weight in weights.items() if name in shown}
         return shown, weights
 
     def _differentiate(self, micro: list[Batch], factors: Weights, player: Player) -> Sums:

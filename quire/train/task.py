@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -67,6 +67,9 @@ class Task(nn.Module, ABC):
 
     frozen: Mapping[str, float] = {}
     """Epochs to wait, likewise; 0 where none is given."""
+
+    answers_target: ClassVar[bool] = True
+    """Whether `predict` gives values of the data's targets, in which case truth can stand beside them."""
 
     higher_is_better: ClassVar[frozenset[str]] = frozenset({"accuracy", "f1", "r2"})
 
@@ -152,6 +155,15 @@ class Task(nn.Module, ABC):
     def measures(self, tallies: Mapping[str, Any]) -> dict[str, float]:
         """The measures from the sum of the tallies."""
         return {}
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether judging takes targets."""
+        return self.answers_target
+
+    def warnings(self, history: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What the records of training say that a user should know: a collapse, a player that has won."""
+        return []
 
     def loss_each(self, batch: Batch) -> dict[str, Tensor]:
         """The loss of each row, by which the largest mistakes are found; nothing where a loss has no rows."""

@@ -25,6 +25,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"model": "mlp", "hidden": [5], "norm": "layer", "activation": "arctan"},
     {"model": "mlp-ensemble", "members": 3, "hidden": [4, 5]},
     {"model": "vgg", "batch_norm": True},
+    {"model": "autoencoder", "tied": True, "code_activation": "sigmoid"},
+    {"model": "autoencoder", "norm": "batch"},
     {"model": "googlenet", "aux_logits": False, "transform_input": True},
     {"model": "resnet", "block": "bottleneck", "groups": 4, "width_per_group": 16},
     {"model": "resnet", "shortcut": "pad"},

@@ -9,6 +9,9 @@ import quire.sheet  # noqa: F401  registers all entries
 from quire.sheet.registry import ENTRIES, gap
 
 REQUIRED = {
+    "autoencode": "plain linear sparse denoising contractive reconstruction",
+    "variational": "reparameterisation kl decoders elbo importance-bound vae conditional semi-supervised",
+    "adversarial": "discriminator generator optimal-discriminator jensen-shannon conditional players",
     "maths": "norms hadamard derivative-rules log-rules bayes convexity jensen gaussian-mle divergences "
     "convolution-algebra curse-of-dimensionality graphical-model",
     "dense": "layer mlp parameter-count linear-regions universal-approximation output-distributions "
@@ -51,7 +54,8 @@ ERRATA = {
 PICTURES = {
     "maths/curse-of-dimensionality", "dense/linear-regions", "dense/universal-approximation",
     "backprop/graph", "initialise/he", "generalise/bias-variance", "generalise/polynomial",
-    "convolve/receptive-field",
+    "convolve/receptive-field", "autoencode/plain", "autoencode/contractive", "variational/vae",
+    "adversarial/optimal-discriminator",
 }  # fmt: skip
 
 

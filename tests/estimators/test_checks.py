@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator, is_classifier, is_regressor
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 from quire.estimators import (
+    Autoencoder,
     BaggingEnsemble,
     LinearRegression,
     LogisticRegression,
@@ -23,6 +24,7 @@ from quire.estimators import (
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 ESTIMATORS = [
+    Autoencoder(max_iter=10),
     LinearRegression(),
     LinearRegression(fit_intercept=False),
     PolynomialRegression(),

@@ -63,9 +63,10 @@ def load_images(
     seed: int = 0,
     like: ImagePreparation | None = None,
     largest: int = LARGEST,
+    need_classes: bool = True,
     progress: Progress | None = None,
 ) -> ImageData:
-    """Read, split and prepare images of classes.
+    """Read, split and prepare images of classes; without `need_classes` also images of one or of none.
 
     `source` is a path, the name of a built-in set, or what `open_images` gave. Parts that the data has
     itself are kept; others are taken from its training part, stratified by class. Statistics come from the
@@ -73,9 +74,9 @@ def load_images(
     `largest` is the side of images that differ or are larger, where the options do not say it.
     """
     opened = source if isinstance(source, ImageSource) else open_images(source, options or Images())
-    if opened.codes is None:
+    if opened.codes is None and need_classes:
         raise no_classes(opened)
-    return _load(survey(opened), "class", seed, like, progress, largest)
+    return _load(survey(opened), "class", seed, like, progress, largest, need_classes)
 
 
 def load_scenes(
@@ -98,20 +99,22 @@ def _load(
     like: ImagePreparation | None,
     progress: Progress | None,
     largest: int = LARGEST,
+    need_classes: bool = True,
 ) -> ImageData:
     source, options = seen.source, seen.source.options
     boxes = source.objects is not None
-    assert source.labels is not None
-    target = Target(name, 0, "classification", source.labels)
-    if len(target.classes) < (1 if boxes else 2):
+    target = None if source.labels is None else Target(name, 0, "classification", source.labels)
+    if target is not None and need_classes and len(target.classes) < (1 if boxes else 2):
         raise DataError(
             f"one class only: {target.classes[0]!r}" if target.classes else "no classes", path=source.source,
             expected=f"at least {'one' if boxes else 'two'}",
             fix="" if boxes else "give the folder whose sub-folders are the classes",
         )  # fmt: skip
     shape = like.shape if like is not None else choose_shape(seen, options, largest)
-    fields = target_fields(seen, target, boxes=boxes, need_target=True)
-    labels = fields["target.labels" if boxes else "target"]
+    fields: dict[str, Tensor] = {}
+    if target is not None:
+        fields = target_fields(seen, target, boxes=boxes, need_target=True)
+    labels = fields.get("target.labels" if boxes else "target")
     rows = split_source(source, seed)
     class_notes = _check_classes(source.source, target, labels, rows)
     in_memory = fits(len(source), shape, options)
@@ -138,8 +141,9 @@ def _load(
     notes = [*source.notes, *class_notes, *_leaks(parts, names)]
     mean, std = (like.mean, like.std) if like is not None else _moments(parts["train"], seed)
     preparation = ImagePreparation(
-        (shape.height, shape.width), shape.channels, shape.fit, mean, std, (target,), boxes, tuple(notes)
-    )
+        (shape.height, shape.width), shape.channels, shape.fit, mean, std,
+        () if target is None else (target,), boxes, tuple(notes),
+    )  # fmt: skip
     return ImageData(
         source.source, preparation, parts["train"], parts.get("validation"), parts.get("test"), names
     )
@@ -171,10 +175,12 @@ def split_source(source: ImageSource, seed: int) -> dict[Split, np.ndarray]:
 
 
 def _check_classes(
-    source: str, target: Target, labels: Tensor, rows: Mapping[Split, np.ndarray]
+    source: str, target: Target | None, labels: Tensor | None, rows: Mapping[Split, np.ndarray]
 ) -> list[str]:
     """Notes on classes that training has little or nothing of. One that only another part has cannot be
     learned; that is an error where each image has a class, (N,), and a note where boxes have, (N, G)."""
+    if target is None or labels is None:
+        return []
     boxes = labels.ndim == 2
     classes = target.classes
     training = labels[torch.from_numpy(rows["train"])]

@@ -83,9 +83,11 @@ class ImagePreparation:
     ) -> PreparedImages:
         """All images of the source in the shape of training, with class numbers of training."""
         seen = survey(source)
-        if need_target:
+        if need_target and self.targets:
             seen = self._with_targets(seen)
-        fields = target_fields(seen, self.target, boxes=self.boxes, need_target=need_target)
+        fields: dict[str, Tensor] = {}
+        if self.targets:
+            fields = target_fields(seen, self.target, boxes=self.boxes, need_target=need_target)
         source, options = seen.source, seen.source.options
         in_memory = fits(len(source), self.shape, options)
         found = gather(source.pixels, fields, self.shape, options, in_memory=in_memory, progress=progress)
@@ -139,7 +141,8 @@ class ImagePreparation:
                 and min(std) > 0
             )
             targets = tuple(column_from_json(Target, target) for target in entry["targets"])
-            if not good or len(targets) != 1 or not targets[0].classes:
+            good = good and (len(targets) == 1 or not (targets or entry["boxes"]))
+            if not good or not all(target.classes for target in targets):
                 raise TypeError("a value that cannot be")
             return cls(
                 (height, width), entry["channels"], entry["fit"], mean, std, targets, entry["boxes"],

@@ -1,0 +1,349 @@
+"""The nearest of K centres, and the sums of the rows that each centre got, in one pass over the rows.
+
+N rows, D features, K centres, n rows of a chunk; x a row, c a centre, s a shift. The scores of a chunk are
+(K, n), seen as a grid of G groups of L centres.
+
+The smallest of ‖c‖² − 2x·c is looked for in float32, with s taken off both, in chunks that stay in a core's
+cache. Only two reductions touch all scores: the smallest of each group and the smallest of each place in a
+group. Two centres differ in one or the other, so these (G + L, n) numbers tell which centre is nearest and
+whether another comes close. A row for which one comes closer than rounding can tell apart is decided again in
+float64, in the end by differences, the lower number winning an exact tie. So labels are those of float64.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.errors import InputError, unknown_name
+
+Backend = Literal["auto", "torch", "triton"]
+
+# Scores of a chunk, by measurement: with the rows they should lie in a core's cache, and be many enough that
+# calling PyTorch is not what takes the time.
+CHUNK_NUMBERS = {"cpu": 2**20, "other": 2**25}
+CHUNK_ROWS = {"cpu": (1024, 8192), "other": (2**12, 2**22)}
+# Numbers that are held at once in float64.
+DIFFERENCES = 2**22
+# Rows below which a second thread is not worth starting.
+ROWS_PER_THREAD = 2**14
+# Relative error of one float32 operation.
+ROUNDING = 2.0**-24
+# More than any score, and still finite when its lowest bits are replaced.
+FAR = 3e38
+# Doubts below it come from scores that float32 has lost digits of, or all.
+SMALLEST = 1e-30
+
+
+class ClusterSums(NamedTuple):
+    """Which rows belong to which centre, and what the next centres are made of."""
+
+    labels: Tensor
+    """k(n), (N,) int64"""
+    sums: Tensor
+    """S_k = Σ w x of each cluster, (K, D) float64"""
+    counts: Tensor
+    """n_k = Σ w of each cluster, (K,) float64"""
+
+
+def nearest_centres(
+    rows: Tensor,
+    centres: Tensor,
+    *,
+    shift: Tensor | None = None,
+    radius: float | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """k(n) = argmin_k ‖x_n − c_k‖² as in float64, the lowest on a tie: (N, D), (K, D) → (N,).
+
+    `shift` (D,) is a point amid the rows, the mean of the centres unless given; `radius` is max ‖x − shift‖
+    or more, which saves a pass over the rows where it is known.
+    """
+    return _search(rows, centres, None, shift, radius, backend, collect=False).labels
+
+
+def cluster_sums(
+    rows: Tensor,
+    centres: Tensor,
+    *,
+    weights: Tensor | None = None,
+    shift: Tensor | None = None,
+    radius: float | None = None,
+    backend: Backend = "auto",
+) -> ClusterSums:
+    """Labels, sums and counts of the rows under these centres: (N, D), (K, D), (N,) → (N,), (K, D), (K,)."""
+    return _search(rows, centres, weights, shift, radius, backend, collect=True)
+
+
+def _search(
+    rows: Tensor,
+    centres: Tensor,
+    weights: Tensor | None,
+    shift: Tensor | None,
+    radius: float | None,
+    backend: Backend,
+    *,
+    collect: bool,
+) -> ClusterSums:
+    if rows.ndim != 2 or centres.ndim != 2 or rows.shape[1] != centres.shape[1] or not len(centres):
+        raise InputError(
+            f"rows of shape {tuple(rows.shape)} and centres of shape {tuple(centres.shape)}",
+            expected="(N, D) and (K, D) with the same D and K ≥ 1",
+        )
+    centres = centres.double()
+    shift = (centres.mean(0) if shift is None else shift).to(rows.dtype)
+    weights = None if weights is None else weights.double().contiguous()
+    kernels = _kernels(rows, centres, backend)
+    if kernels is not None:
+        labels = kernels.nearest_labels(rows, centres, shift)
+        if not collect:
+            return ClusterSums(labels.long(), torch.zeros_like(centres), centres.new_zeros(len(centres)))
+        return ClusterSums(labels.long(), *kernels.sums_by_label(rows, labels, len(centres), weights))
+    on_cpu = rows.device.type == "cpu"
+    threads = min(torch.get_num_threads(), len(rows) // ROWS_PER_THREAD) if on_cpu else 1
+    with _alone(threads > 1):
+        screen = Screen(rows, centres, shift, weights, radius, collect=collect)
+        sums = screen.run(max(threads, 1))
+        labels, doubtful = screen.labels, screen.doubtful()
+        if len(doubtful):
+            before, after = labels[doubtful], decide(rows[doubtful], centres, shift)
+            labels[doubtful] = after
+            changed = after != before
+            if collect and bool(changed.any()):
+                # Rows that change sides take their sums with them.
+                moved, old, new = doubtful[changed], before[changed], after[changed]
+                weighted = rows[moved].double() * (1 if weights is None else weights[moved, None])
+                sums.index_add_(0, old, weighted, alpha=-1).index_add_(0, new, weighted)
+        counts = torch.bincount(labels, weights, minlength=len(centres)) if collect else sums[:, 0]
+    return ClusterSums(labels, sums[: len(centres)], counts[: len(centres)].double())
+
+
+def _norms(rows: Tensor) -> float:
+    """max ‖x‖."""
+    return float(torch.linalg.vector_norm(rows, dim=1).max())
+
+
+class _Room(NamedTuple):
+    """Memory for a chunk, asked for once and by one thread: what a thread hands back is mapped anew."""
+
+    size: int
+    scores: Tensor
+    least: Tensor
+    above: Tensor
+    near: Tensor
+    wide: Tensor
+
+
+class Screen:
+    """The float32 pass over all rows: labels, how close another centre comes, and sums under the labels."""
+
+    def __init__(
+        self,
+        rows: Tensor,
+        centres: Tensor,
+        shift: Tensor,
+        weights: Tensor | None,
+        radius: float | None,
+        *,
+        collect: bool,
+    ) -> None:
+        self.rows, self.centres, self.shift = rows, centres, shift
+        self.weights, self.collect = weights, collect
+        moved = centres - shift.double()
+        reach, offset = _norms(moved), float(shift.double().norm())
+        # Rows that lie about the origin already are taken as they are.
+        self.is_shifted = rows.dtype != torch.float32 or 2 * offset > reach
+        if not self.is_shifted:
+            moved, reach = centres, _norms(centres)
+            radius = None if radius is None else radius + offset
+        (k, d), device = centres.shape, rows.device
+        self.groups = math.isqrt(k - 1) + 1
+        self.places = -(-k // self.groups)
+        cells = self.groups * self.places
+        self.codes = torch.zeros(cells, d, dtype=torch.float32, device=device)
+        self.biases = torch.full((cells, 1), FAR, dtype=torch.float32, device=device)
+        self.codes[:k] = -2 * moved
+        self.biases[:k, 0] = moved.square().sum(1)
+        self.digits = 1 << (self.groups - 1).bit_length()
+        self.numbers = torch.arange(self.groups, dtype=torch.int32, device=device)[:, None]
+        self.labels = torch.empty(len(rows), dtype=torch.int64, device=device)
+        self.margin = torch.empty(len(rows), dtype=torch.float32, device=device)
+        # What two scores can be wrong by together, for a row of norm 1 and of norm 0.
+        self.slope = 2.02 * ROUNDING * (d + 8) * 2 * reach
+        self.offset = 2.02 * ROUNDING * 8 * reach**2
+        self.doubt = self.slope * (self._radius() if radius is None else radius) + self.offset
+        if self.doubt < SMALLEST:
+            self.doubt = math.inf
+
+    def _radius(self) -> float:
+        """max ‖x − s‖."""
+        parts = spans(len(self.rows), max(1, DIFFERENCES // self.rows.shape[1]))
+        return max((_norms(self._near(self.rows[part])) for part in parts), default=0.0)
+
+    def _near(self, rows: Tensor) -> Tensor:
+        return (rows - self.shift).float() if self.is_shifted else rows
+
+    def run(self, threads: int = 1) -> Tensor:
+        """Labels and margins are written; sums (G·L, D) come back."""
+        pieces = list(spans(len(self.rows), max(1, -(-len(self.rows) // threads))))
+        rooms = [self._room(piece.stop - piece.start) for piece in pieces]
+        jobs = [partial(self.over, piece, room) for piece, room in zip(pieces, rooms, strict=True)]
+        return torch.stack(_in_threads(jobs)).sum(0) if jobs else torch.zeros_like(self.codes).double()
+
+    def _room(self, rows: int) -> _Room:
+        cells, d = self.codes.shape
+        kind = "cpu" if self.rows.device.type == "cpu" else "other"
+        least, most = CHUNK_ROWS[kind]
+        size = min(rows, max(least, min(most, CHUNK_NUMBERS[kind] // (cells + 2 * d))))
+        return _Room(
+            size,
+            self.biases.new_empty(cells * size),
+            self.biases.new_empty(2 * self.groups * size),
+            self.biases.new_empty(2 * self.groups * size),
+            self.biases.new_empty(size, d) if self.is_shifted else self.biases,
+            self.centres.new_empty(size, d),
+        )
+
+    def over(self, span: slice, room: _Room) -> Tensor:
+        """The same for a span of the rows."""
+        cells, d = self.codes.shape
+        sums = self.centres.new_zeros(cells, d)
+        for start in range(span.start, span.stop, room.size):
+            place = slice(start, min(start + room.size, span.stop))
+            rows, label = self.rows[place], self.labels[place]
+            n = len(rows)
+            moved = torch.sub(rows, self.shift, out=room.near[:n]) if self.is_shifted else rows
+            scores = room.scores[: cells * n].view(cells, n)
+            if 8 * cells <= d:  # a product with so short a side is faster the other way round
+                scores.copy_(torch.addmm(self.biases[:, 0], moved, self.codes.T).T)
+            else:
+                torch.addmm(self.biases, self.codes, moved.T, out=scores)
+            grid = scores.view(self.groups, self.places, n)
+            least, above = (part[: 2 * self.groups * n].view(2, -1, n) for part in (room.least, room.above))
+            torch.amin(grid, 1, out=least[0])
+            torch.amin(grid, 0, out=least[1, : self.places])
+            if self.places < self.groups:
+                least[1, self.places :] = FAR
+            # How far each lies above the best. Of the best, only what is added to nothing remains: its number.
+            torch.sub(least, least[0].amin(0), out=above)
+            bits = above.view(torch.int32).add_(self.numbers)
+            group, number = bits.amin(1).bitwise_and_(self.digits - 1)
+            torch.add(number, group, alpha=self.places, out=label)
+            torch.sum(above.clamp_max_(2 * self.doubt).view(-1, n), 0, out=self.margin[place])
+            if self.collect:
+                if self.weights is not None:
+                    rows = torch.mul(rows, self.weights[place, None], out=room.wide[:n])
+                elif rows.dtype != torch.float64:
+                    rows = room.wide[:n].copy_(rows)
+                sums.index_add_(0, label, rows)
+        return sums
+
+    def doubtful(self) -> Tensor:
+        """Numbers of the rows where a second centre comes closer than rounding can tell apart.
+
+        The margin is Σ min(score − best, 2·doubt) over all groups and places: 2·doubt for each but the best,
+        less by `doubt` or more where another centre lies within `doubt` of it.
+        """
+        usual = 4 * (self.groups - 1) * self.doubt
+        found = (~(self.margin >= usual - 0.5 * self.doubt)).nonzero()[:, 0]
+        # The largest row decided what is close; each of these is now asked about its own size.
+        lead = self.margin[found] - (usual - 2 * self.doubt)
+        norm = torch.linalg.vector_norm(self._near(self.rows[found]), dim=1)
+        own = 1.25 * (self.slope * norm + self.offset) + 256 * self.groups * ROUNDING * self.doubt
+        return found[~(lead > own)]
+
+
+def decide(rows: Tensor, centres: Tensor, shift: Tensor) -> Tensor:
+    """Labels in float64: by scores where these can tell, by differences otherwise."""
+    k, d = centres.shape
+    labels = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    if k == 1:
+        return labels
+    moved = centres - shift.double()
+    squared = moved.square().sum(1)
+    largest = squared.max()
+    for part in spans(len(rows), max(1, DIFFERENCES // max(k, d))):
+        x = rows[part].double()
+        near = x - shift.double()
+        scores = torch.addmm(squared, near, moved.T, alpha=-2)
+        best, label = scores.min(1)
+        lead = scores.scatter_(1, label[:, None], torch.inf).amin(1) - best
+        doubt = 4e-16 * (d + 8) * (2 * torch.linalg.vector_norm(near, dim=1) * largest.sqrt() + largest)
+        close = (~(lead > doubt)).nonzero()[:, 0]
+        for few in spans(len(close), max(1, DIFFERENCES // (k * d))):
+            label[close[few]] = (x[close[few], None] - centres).square_().sum(2).argmin(1)
+        labels[part] = label
+    return labels
+
+
+def _kernels(rows: Tensor, centres: Tensor, backend: Backend) -> ModuleType | None:
+    """The module of Triton kernels, where it is to be used."""
+    if backend not in ("auto", "torch", "triton"):
+        raise unknown_name("backend", backend, ("auto", "torch", "triton"))
+    if backend == "torch" or (backend == "auto" and not rows.is_cuda):
+        return None
+    try:
+        from quire.kernels import kmeans as kernels
+    except ImportError:
+        if backend == "auto":
+            return None
+        raise
+    if kernels.supports(rows, centres):
+        return kernels
+    if backend == "auto":
+        return None
+    raise InputError(
+        f"rows of {rows.dtype} on {rows.device} for Triton's kernels",
+        expected="contiguous float32 rows on a GPU",
+        fix='use backend="auto"',
+    )
+
+
+def spans(total: int, size: int) -> Iterator[slice]:
+    """Slices of `size` that make up `total`."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+@contextmanager
+def _alone(wanted: bool) -> Iterator[None]:
+    """Keep PyTorch's own threads out of the with-block, where threads are started by hand."""
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.set_num_threads(before)
+
+
+def _in_threads(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    """What the jobs return, each done in a thread of its own. PyTorch's threads would wait for each other
+    after each of many short operations, and leave some of these to one."""
+    results: list[Tensor | BaseException] = [RuntimeError("not run")] * len(jobs)
+
+    def run(number: int) -> None:
+        try:
+            with torch.no_grad():
+                results[number] = jobs[number]()
+        except BaseException as problem:
+            results[number] = problem
+
+    others = [threading.Thread(target=run, args=(number,)) for number in range(1, len(jobs))]
+    for thread in others:
+        thread.start()
+    run(0)
+    for thread in others:
+        thread.join()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

@@ -1,0 +1,53 @@
+"""Rows divided among threads that each go through their own share.
+
+PyTorch's own threads divide every single operation and wait for each other after it. Where an algorithm is
+many short operations on chunks that stay in a core's cache, that waiting is most of the time, and all of it
+on a machine that has something else to do as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:
+    """`work` of each thread's span of `rows`, in order; a thread is not started for fewer than `least` rows.
+
+    As many threads as PyTorch uses; each computes alone, so that results depend on their number only.
+    """
+    count = max(1, min(torch.get_num_threads(), rows // least))
+    size = -(-rows // count)
+    spans = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    if len(spans) == 1:
+        return [work(spans[0])]
+    results: dict[int, T] = {}
+    problems: list[BaseException] = []
+    grad = torch.is_grad_enabled()
+
+    def run(number: int) -> None:
+        try:
+            with torch.set_grad_enabled(grad):
+                results[number] = work(spans[number])
+        except BaseException as problem:
+            problems.append(problem)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads that are started now inherit it
+    try:
+        others = [threading.Thread(target=run, args=(number,)) for number in range(1, len(spans))]
+        for thread in others:
+            thread.start()
+        run(0)
+        for thread in others:
+            thread.join()
+    finally:
+        torch.set_num_threads(before)
+    if problems:
+        raise problems[0]
+    return [results[number] for number in range(len(spans))]

@@ -1,0 +1,74 @@
+"""The kernel of a linear layer's cross-entropy gives what explicit formulas in float64 give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from quire.functional import linear_cross_entropy
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "classes"), [(1, 1), (7, 10), (33, 1000), (64, 8192), (5, 50257)])
+def test_surplus_and_losses(rows: int, classes: int, dtype: torch.dtype) -> None:
+    from quire.kernels.surplus import surplus_
+
+    torch.manual_seed(0)
+    logits = (4 * torch.randn(rows, classes, device="cuda")).to(dtype)
+    target = torch.randint(classes, (rows,), device="cuda")
+    exact = logits.double()
+    wanted = exact.softmax(1) - F.one_hot(target, classes)
+    losses = surplus_(logits, target)
+    torch.testing.assert_close(
+        losses.double(), F.cross_entropy(exact, target, reduction="none"), rtol=1e-5, atol=1e-5
+    )
+    allowed = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+    torch.testing.assert_close(logits.double(), wanted, rtol=allowed, atol=allowed)
+
+
+def test_classes_that_cannot_be() -> None:
+    from quire.kernels.surplus import surplus_
+
+    logits = torch.full((2, 9000), float("-inf"), device="cuda")
+    logits[0, 8999], logits[1, 3] = 2.0, -50.0
+    losses = surplus_(logits, torch.tensor([8999, 3], device="cuda"))
+    assert losses.tolist() == [0.0, 0.0]
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_gradients_of_a_head(reduction: str) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(37, 24, device="cuda", requires_grad=True)
+    weight = torch.randn(101, 24, device="cuda", requires_grad=True)
+    target = torch.randint(101, (37,), device="cuda")
+    target[::5] = -100
+    factor = torch.rand(37, device="cuda") if reduction == "none" else torch.tensor(1.7, device="cuda")
+    loss = linear_cross_entropy(hidden, weight, target, reduction=reduction, chunk=16)
+    found = torch.autograd.grad((loss * factor).sum(), (hidden, weight))
+    wide = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    plain = F.cross_entropy(wide[0] @ wide[1].T, target, reduction=reduction)
+    wanted = torch.autograd.grad((plain * factor.double()).sum(), wide)
+    torch.testing.assert_close(loss.double(), plain, rtol=1e-5, atol=1e-5)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_compiled_without_a_break() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(64, 32, device="cuda", requires_grad=True)
+    weight = torch.randn(300, 32, device="cuda", requires_grad=True)
+    target = torch.randint(300, (64,), device="cuda")
+
+    def loss(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return linear_cross_entropy(hidden * 2, weight, target, reduction="sum", chunk=32)
+
+    found = torch.compile(loss, fullgraph=True)(hidden, weight)
+    wanted = loss(hidden, weight)
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(value, (hidden, weight)) for value in (found, wanted)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
