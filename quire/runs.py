@@ -13,14 +13,20 @@ import pyarrow as pa
 import torch
 
 from quire.data.batch import as_judged
+from quire.data.columns import Label
 from quire.data.images import ImagePreparation, fingerprint
-from quire.data.loaded import Prepares
+from quire.data.loaded import Prepared, Prepares
+from quire.data.preparation import Preparation
+from quire.data.streamed import is_large, scaled_rows
 from quire.data.text import TextPreparation
 from quire.errors import InputError
+from quire.options import Rows as RowOptions
 from quire.tasks.detection import Detection
+from quire.tasks.generating import Generates
 from quire.tasks.language import LanguageModel
 from quire.tasks.loading import Trained, load_trained
 from quire.tasks.predictions import detection_columns, plain_columns, prediction_columns
+from quire.tasks.samples import Made, sample_data, sample_text, stream_text
 from quire.tasks.translation import Translation
 from quire.train.evaluate import evaluate, evaluation_batch
 from quire.train.folder import read_config
@@ -72,8 +78,7 @@ class Run:
         from quire.recipes.plan import several_targets_of
 
         if data is not None:
-            source = self.preparation.read(data, self._reading())
-            prepared = self.preparation.transform(source, need_target=self.task.needs_target)
+            prepared = self._prepare(data, need_target=self.task.needs_target)
             fields = several_targets_of(prepared.data, self.preparation)
             return {"data": evaluate(self.task, fields.to(self.device))}
         from quire.recipes.base import RECIPES
@@ -112,32 +117,45 @@ class Run:
 
         return from_dict(RECIPES[self.config["recipe"]].options, self.config["options"])
 
+    def _prepare(self, path: Path | str, *, need_target: bool) -> Prepared:
+        """The rows of a file, ready for the task; of a large one read in pieces."""
+        options, preparation = self._reading(), self.preparation
+        large = isinstance(options, RowOptions) and is_large(path, options)
+        if large and isinstance(preparation, Preparation) and not (preparation.targets and need_target):
+            return scaled_rows(Path(path), preparation)
+        return preparation.transform(preparation.read(path, options), need_target=need_target)
+
     def _reading(self) -> Any:
         """How the run read its data: options of tables, images, scenes or text."""
         options = self.options()
         found = (getattr(options, name, None) for name in ("table", "images", "text"))
         return next((reading for reading in found if reading is not None), None)
 
+    def predict(self, path: Path | str, **options: Any) -> pa.Table:
+        """All of `predict_parts` in one table."""
+        parts = list(self.predict_parts(path, **options))
+        return pa.concat_tables(parts) if parts else pa.table({})
+
     @torch.no_grad()
-    def predict(
+    def predict_parts(
         self, path: Path | str, *, mode: str = "mode", level: float = 0.9, score: float = 0.3, seed: int = 0
-    ) -> pa.Table:
+    ) -> Iterator[pa.Table]:
         """A row of predictions for each row of a file, in its order; for each image, which is named; or for
-        each object that is found on an image with at least the given score."""
+        each object that is found on an image with at least the given score. Part by part, so that neither a
+        large file nor its predictions have to fit into memory."""
         if isinstance(self.task, LanguageModel):
             raise InputError(
                 f"predictions of '{self.config['recipe']}', a language model",
                 expected="text: quire sample",
                 fix=f"quire sample {self.path} --prompt 'The '",
             )
-        source = self.preparation.read(path, self._reading())
-        prepared = self.preparation.transform(source)
+        prepared = self._prepare(path, need_target=False)
         images = isinstance(self.preparation, ImagePreparation)
         generator = torch.Generator(self.device).manual_seed(seed)
         options: dict[str, Any] = {"level": level, "generator": generator}
         if isinstance(self.task, Detection):
             options = {"score_threshold": score}
-        parts, done = [], 0
+        done = 0
         rows = min(BATCH, evaluation_batch(self.task, prepared.data)) if images else BATCH
         for batch in prepared.data.batches(torch.arange(len(prepared.data)), rows):
             batch = batch.to(self.device)
@@ -158,21 +176,30 @@ class Run:
                 columns |= (
                     prediction_columns(self.preparation, predicted) if told else plain_columns(predicted)
                 )
-            parts.append(pa.table(columns))
-        self.notes = prepared.notes
-        return pa.concat_tables(parts) if parts else pa.table({})
+            yield pa.table(columns)
 
     def sample(self, prompts: Sequence[str], *, length: int = 300, **options: Any) -> list[str]:
         """Texts that begin with the prompts; the options are those of `quire.models.generate.stream`."""
-        from quire.tasks.samples import sample_text
-
         return sample_text(*self._language(), prompts, length=length, **options)
 
     def stream(self, prompt: str, *, length: int = 300, **options: Any) -> Iterator[str]:
         """The text after a prompt, piece by piece as it is made."""
-        from quire.tasks.samples import stream_text
-
         return stream_text(*self._language(), prompt, length=length, **options)
+
+    def generate(
+        self, count: int = 1, *, label: Label | None = None, temperature: float = 1.0, seed: int = 0
+    ) -> Made:
+        """New images or rows, in the form of the data that the run was trained on. `label` is a class of a
+        conditional model by its own name; without it all classes come in turn."""
+        if not isinstance(self.task, Generates):
+            raise InputError(
+                f"{self.path} is a run of '{self.config['recipe']}', which makes no images and no rows",
+                expected="a run of a generative model",
+                fix="train one, such as 'quire train vae'",
+            )
+        return sample_data(
+            self.task, self.preparation, count, label=label, temperature=temperature, seed=seed
+        )
 
     def _language(self) -> tuple[LanguageModel, TextPreparation]:
         if not isinstance(self.task, LanguageModel) or not isinstance(self.preparation, TextPreparation):

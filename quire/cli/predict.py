@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from csv import writer
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,43 +65,59 @@ def main(words: Sequence[str]) -> int:
     from quire.runs import load
 
     run = load(options.run)
-    predictions = run.predict(
+    parts = run.predict_parts(
         options.file, mode=options.mode, level=options.level, score=options.score, seed=options.seed
     )
     if options.out is not None:
-        write_table(predictions, options.out)
+        rows = write_parts(parts, options.out)
+        if options.json:
+            print_json({"run": str(options.run), "rows": rows, "out": str(options.out)})
+        else:
+            print(f"{rows} predictions: {options.out}")
+        return 0
     if options.json:
-        summary = {"run": str(options.run), "rows": predictions.num_rows}
-        rest = {"predictions": predictions.to_pylist()} if options.out is None else {"out": str(options.out)}
-        print_json({**summary, **rest})
-    elif options.out is None:
-        sys.stdout.write(as_csv(predictions).decode())
-    else:
-        print(f"{predictions.num_rows} predictions: {options.out}")
+        found = [row for part in parts for row in part.to_pylist()]
+        print_json({"run": str(options.run), "rows": len(found), "predictions": found})
+        return 0
+    for number, part in enumerate(parts):
+        sys.stdout.write(as_csv(part, header=not number).decode())
     return 0
 
 
-def as_csv(table: pyarrow.Table) -> bytes:
+def as_csv(table: pyarrow.Table, *, header: bool = True) -> bytes:
     import pyarrow
     from pyarrow import csv
 
-    header = io.StringIO()  # pyarrow quotes every column name, needed or not
-    writer(header, lineterminator="\n").writerow(table.column_names)
+    names = io.StringIO()  # pyarrow quotes every column name, needed or not
+    if header:
+        writer(names, lineterminator="\n").writerow(table.column_names)
     sink = pyarrow.BufferOutputStream()
     csv.write_csv(table, sink, csv.WriteOptions(include_header=False, quoting_style="needed"))
-    return header.getvalue().encode() + bytes(sink.getvalue().to_pybytes())
+    return names.getvalue().encode() + bytes(sink.getvalue().to_pybytes())
 
 
 def write_table(table: pyarrow.Table, path: Path) -> None:
-    """The whole file or none: written to a temporary sibling, then renamed."""
-    from quire.files import write_bytes
+    write_parts(iter([table]), path)
 
-    if path.suffix.lower() == ".csv":
-        write_bytes(path, as_csv(table))
-        return
-    import pyarrow
+
+def write_parts(parts: Iterator[pyarrow.Table], path: Path) -> int:
+    """The whole file or none: written to a temporary sibling part by part, then renamed. Returns its rows."""
     from pyarrow import parquet
 
-    sink = pyarrow.BufferOutputStream()
-    parquet.write_table(table, sink)
-    write_bytes(path, sink.getvalue().to_pybytes())
+    from quire.files import replacing
+
+    rows = 0
+    with replacing(path) as file:
+        if path.suffix.lower() == ".csv":
+            for number, part in enumerate(parts):
+                file.write(as_csv(part, header=not number))
+                rows += part.num_rows
+            return rows
+        target = None
+        for part in parts:
+            target = target or parquet.ParquetWriter(file, part.schema)
+            target.write_table(part)
+            rows += part.num_rows
+        if target is not None:
+            target.close()
+    return rows

@@ -26,7 +26,7 @@ class Prepared(Protocol):
     def data(self) -> Data: ...
 
     @property
-    def lines(self) -> np.ndarray:
+    def lines(self) -> np.ndarray | range:
         """Where each row stands in its source: a line of a table, the name of an image."""
 
     @property

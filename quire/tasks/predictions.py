@@ -99,7 +99,7 @@ CORNERS = ("left", "top", "right", "bottom")
 
 
 def detection_columns(
-    preparation: Prepares, predicted: Mapping[str, Tensor], names: Sequence[str] | np.ndarray, extent: Tensor
+    preparation: Prepares, predicted: Mapping[str, Tensor], names: Sequence[Any] | np.ndarray, extent: Tensor
 ) -> dict[str, Any]:
     """A row for each object found: image, class, score and corners in pixels of the original image."""
     labels = predicted["labels"].cpu()

@@ -46,7 +46,7 @@ class Fit:
     steps: int
     epochs: float
     seconds: float
-    stopped: Literal["finished", "early"]
+    stopped: Literal["finished", "early", "converged"]
     best_step: int
     best: float | None
     history: list[Record] = field(repr=False)

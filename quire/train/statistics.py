@@ -130,7 +130,7 @@ class Sweeps:
                 self._save(weights=last, final=snapshot(self.task))
         finally:
             self.progress.finish()
-        stopped: Literal["finished", "early"] = "early" if self.done else "finished"
+        stopped: Literal["finished", "converged"] = "converged" if self.done else "finished"
         seconds = self._seconds()
         speed = (self.sweep - first) * len(self.data) / max(time.perf_counter() - self.began, 1e-9)
         return Fit(self.sweep, float(self.sweep), seconds, stopped, self.sweep, None, self.history, speed)

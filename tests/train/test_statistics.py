@@ -136,7 +136,7 @@ def test_sweeps_until_nothing_changes() -> None:
     task = RobustMean()
     result = fit_statistics(task, TensorData({"inputs": numbers()}), sweeps=1000)
     assert task.centre.item() == pytest.approx(optimum(numbers()), abs=1e-8)
-    assert result.stopped == "early"
+    assert result.stopped == "converged"
     assert 1 < result.steps < 1000
     losses = [record["values"]["loss"] for record in result.history]
     assert all(after <= before + 1e-12 for before, after in itertools.pairwise(losses))
