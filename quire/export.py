@@ -3,8 +3,8 @@
 What is exported contains the preparation, so that as little as possible has to be done outside. For
 tables it takes cells as numbers (the columns of training, categories as their numbers, NaN for
 missing); for images it takes pixels 0 … 255 of the size that training had, and a detector gives boxes
-after suppression; for text it takes tokens. Names of columns, categories and classes travel in the
-file's metadata.
+after suppression; for text it takes tokens. Of two players the generator is exported, which takes noise and
+class numbers. Names of columns, categories and classes travel in the file's metadata.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from quire.data.loaded import Prepares
 from quire.data.preparation import Preparation
 from quire.data.text import TextPreparation
 from quire.errors import InputError, QuireError
+from quire.tasks.adversarial import Adversarial
 from quire.tasks.translation import Translation
 
 if TYPE_CHECKING:
     from quire.runs import Run
 
+Tensors = tuple[Tensor, ...]
 ENDINGS = (".onnx", ".pt2")
 ROWS = 8  # of the sample that the exported file is compared on
 TOLERANCE = 1e-4
@@ -44,9 +46,41 @@ class Exported(nn.Module):
             example = self.task.predict(self.prepare(sample))
         self.names = [name for name, value in example.items() if isinstance(value, Tensor)]
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor) -> Tensors:
         predicted = self.task.predict(self.prepare(inputs))
         return tuple(predicted[name] for name in self.names)
+
+
+class ExportedGenerator(nn.Module):
+    """Noise (N, Z), and class numbers (N,) of a conditional one, to pixels 0 … 255, or to features in the
+    units of their columns: categories as scores, dates in days since the column's origin."""
+
+    scale: Tensor
+    center: Tensor
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        assert isinstance(run.task, Adversarial)
+        self.generator, self.pixels = run.task.generator, run.task.inputs
+        self.names = ["rows" if self.pixels is None else "images"]
+        if isinstance(run.preparation, Preparation):
+            prepared = run.preparation.module()
+            for name in ("scale", "center"):
+                self.register_buffer(name, getattr(prepared, name).float())
+
+    def forward(self, noise: Tensor, label: Tensor | None = None) -> tuple[Tensor]:
+        made = self.generator(noise, label)
+        if self.pixels is not None:
+            return (self.pixels.undo(made).clamp(0, 255),)
+        return (made * self.scale + self.center,)
+
+
+Module = Exported | ExportedGenerator
+
+
+def sample_noise(task: Adversarial, rows: int) -> Tensors:
+    noise = torch.randn(rows, task.latent, generator=torch.Generator().manual_seed(0))
+    return (noise, torch.arange(rows) % task.classes) if task.classes else (noise,)
 
 
 def sample_inputs(run: Run, rows: int = ROWS) -> Tensor:
@@ -99,19 +133,22 @@ def export_run(run: Run, path: Path) -> dict[str, Any]:
         run = type(run)(run.path, run.device)  # the caller's run stays as it is
         assert run.adapters is not None
         run.adapters.merge(dequantise=True)
-    sample = sample_inputs(run)
-    module = Exported(run, sample).eval()
-    judged = torch.cat([sample, sample.flip(0)[:-1]])  # another number of rows than the one traced
+    sample: Tensors
+    if isinstance(run.task, Adversarial):
+        sample = sample_noise(run.task, ROWS)
+        module: Module = ExportedGenerator(run)
+    else:
+        sample = (sample_inputs(run),)
+        module = Exported(run, *sample)
+    # Another number of rows than the one traced.
+    judged = tuple(torch.cat([part, part.flip(0)[:-1]]) for part in sample)
     with torch.no_grad():
-        expected = module(judged)
+        expected = module.eval()(*judged)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         write = _write_onnx if path.suffix == ".onnx" else _write_program
         actual = write(module, sample, judged, temporary, metadata(run))
-        difference = max(
-            float((torch.as_tensor(a).double() - e.double()).abs().max())
-            for a, e in zip(actual, expected, strict=True)
-        )
+        difference = max(largest_difference(a, e) for a, e in zip(actual, expected, strict=True))
         if not difference <= TOLERANCE:
             raise QuireError(
                 f"the exported file predicts differently, by {difference:.3g}",
@@ -122,10 +159,16 @@ def export_run(run: Run, path: Path) -> dict[str, Any]:
         temporary.unlink(missing_ok=True)
     return {
         "path": str(path),
-        "inputs": describe_inputs(run.preparation),
+        "inputs": describe_inputs(run),
         "outputs": module.names,
         "largest_difference": difference,
     }
+
+
+def largest_difference(actual: Any, expected: Tensor) -> float:
+    """Of numbers that are larger than 1, such as pixels, in relation to the largest."""
+    wanted = expected.double()
+    return float((torch.as_tensor(actual).double() - wanted).abs().max() / wanted.abs().max().clamp(min=1))
 
 
 def check_ending(path: Path) -> None:
@@ -137,7 +180,11 @@ def check_ending(path: Path) -> None:
         )
 
 
-def describe_inputs(preparation: Prepares) -> list[str]:
+def describe_inputs(run: Run) -> list[str]:
+    preparation: Prepares = run.preparation
+    if isinstance(run.task, Adversarial):
+        label = [f"class number 0…{run.task.classes - 1}"] if run.task.classes else []
+        return [f"{run.task.latent} numbers of noise with mean 0 and deviation 1", *label]
     if isinstance(preparation, Preparation):
         return [column.name for column in preparation.inputs]
     if isinstance(preparation, TextPreparation):
@@ -166,17 +213,27 @@ def metadata(run: Run) -> dict[str, str]:
         {"name": t.name, "kind": t.kind, "classes": list(t.classes) if t.kind == "classification" else None}
         for t in preparation.targets
     ]
-    return {**inputs, "targets": json.dumps(targets), "recipe": run.config["recipe"]}
+    facts = {**inputs, "targets": json.dumps(targets), "recipe": run.config["recipe"]}
+    if isinstance(run.task, Adversarial):
+        facts["features"] = json.dumps(preparation.feature_names)
+    return facts
 
 
-def input_name(sample: Tensor) -> str:
-    if not sample.is_floating_point() and sample.dim() == 2:
-        return "tokens"
-    return "table" if sample.dim() == 2 else "images"
+def input_names(sample: Tensors, module: Module) -> list[str]:
+    if isinstance(module, ExportedGenerator):
+        return ["noise", "label"][: len(sample)]
+    if not sample[0].is_floating_point() and sample[0].dim() == 2:
+        return ["tokens"]
+    return ["table" if sample[0].dim() == 2 else "images"]
+
+
+def any_rows(sample: Tensors) -> tuple[dict[int, Any], ...]:
+    rows = torch.export.Dim("rows")
+    return tuple({0: rows} for _ in sample)
 
 
 def _write_onnx(
-    module: Exported, sample: Tensor, judged: Tensor, path: Path, facts: dict[str, str]
+    module: Module, sample: Tensors, judged: Tensors, path: Path, facts: dict[str, str]
 ) -> list[Any]:
     try:
         import onnx
@@ -190,12 +247,12 @@ def _write_onnx(
         ) from None
     program = torch.onnx.export(
         module,
-        (sample,),
+        sample,
         dynamo=True,
         verbose=False,
-        input_names=[name := input_name(sample)],
+        input_names=(names := input_names(sample, module)),
         output_names=module.names,
-        dynamic_shapes=({0: torch.export.Dim("rows")},),
+        dynamic_shapes=any_rows(sample),
     )
     assert program is not None
     model = program.model_proto
@@ -203,12 +260,13 @@ def _write_onnx(
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, path)
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {name: judged.numpy()}))
+    return list(session.run(None, {name: part.numpy() for name, part in zip(names, judged, strict=True)}))
 
 
 def _write_program(
-    module: Exported, sample: Tensor, judged: Tensor, path: Path, facts: dict[str, str]
+    module: Module, sample: Tensors, judged: Tensors, path: Path, facts: dict[str, str]
 ) -> list[Any]:
-    program = torch.export.export(module, (sample,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    program = torch.export.export(module, sample, dynamic_shapes=any_rows(sample))
     torch.export.save(program, path, extra_files=facts)
-    return list(torch.export.load(path).module()(judged))
+    with torch.no_grad():
+        return list(torch.export.load(path).module()(*judged))

@@ -128,8 +128,9 @@ class Run:
     def _reading(self) -> Any:
         """How the run read its data: options of tables, images, scenes or text."""
         options = self.options()
-        found = (getattr(options, name, None) for name in ("table", "images", "text"))
-        return next((reading for reading in found if reading is not None), None)
+        kinds = {"table": Preparation, "images": ImagePreparation, "text": TextPreparation}
+        found = (name for name, kind in kinds.items() if isinstance(self.preparation, kind))
+        return getattr(options, next(found), None)
 
     def predict(self, path: Path | str, **options: Any) -> pa.Table:
         """All of `predict_parts` in one table."""
@@ -173,9 +174,7 @@ class Run:
             else:
                 columns = {"image": pa.array([str(name) for name in names])} if images else {}
                 told = self.task.answers_target
-                columns |= (
-                    prediction_columns(self.preparation, predicted) if told else plain_columns(predicted)
-                )
+                columns |= (prediction_columns if told else plain_columns)(self.preparation, predicted)
             yield pa.table(columns)
 
     def sample(self, prompts: Sequence[str], *, length: int = 300, **options: Any) -> list[str]:

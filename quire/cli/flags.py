@@ -32,7 +32,9 @@ class Flag:
 
     @property
     def many(self) -> bool:
-        return typing.get_origin(self.kind) in (tuple, list)
+        optional = typing.get_origin(self.kind) in (typing.Union, types.UnionType)
+        kinds = typing.get_args(self.kind) if optional else (self.kind,)
+        return any(typing.get_origin(kind) in (tuple, list) for kind in kinds)
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from quire.errors import InputError, unknown_name
+from quire.errors import InputError
+from quire.kernels import refusal, use_triton
 
 Backend = Literal["auto", "torch", "triton"]
 
@@ -31,8 +32,8 @@ Backend = Literal["auto", "torch", "triton"]
 # calling PyTorch is not what takes the time.
 CHUNK_NUMBERS = {"cpu": 2**20, "other": 2**25}
 CHUNK_ROWS = {"cpu": (1024, 8192), "other": (2**12, 2**22)}
-# Numbers that are held at once in float64.
-DIFFERENCES = 2**22
+# Numbers of float64 in a piece of what is computed beside the scores.
+PIECE_NUMBERS = {"cpu": 2**17, "other": 2**23}
 # Rows below which a second thread is not worth starting.
 ROWS_PER_THREAD = 2**14
 # Relative error of one float32 operation.
@@ -185,7 +186,7 @@ class Screen:
 
     def _radius(self) -> float:
         """max ‖x − s‖."""
-        parts = spans(len(self.rows), max(1, DIFFERENCES // self.rows.shape[1]))
+        parts = pieces(self.rows)
         return max((_norms(self._near(self.rows[part])) for part in parts), default=0.0)
 
     def _near(self, rows: Tensor) -> Tensor:
@@ -193,9 +194,9 @@ class Screen:
 
     def run(self, threads: int = 1) -> Tensor:
         """Labels and margins are written; sums (G·L, D) come back."""
-        pieces = list(spans(len(self.rows), max(1, -(-len(self.rows) // threads))))
-        rooms = [self._room(piece.stop - piece.start) for piece in pieces]
-        jobs = [partial(self.over, piece, room) for piece, room in zip(pieces, rooms, strict=True)]
+        shares = list(spans(len(self.rows), max(1, -(-len(self.rows) // threads))))
+        rooms = [self._room(share.stop - share.start) for share in shares]
+        jobs = [partial(self.over, share, room) for share, room in zip(shares, rooms, strict=True)]
         return torch.stack(_in_threads(jobs)).sum(0) if jobs else torch.zeros_like(self.codes).double()
 
     def _room(self, rows: int) -> _Room:
@@ -232,12 +233,12 @@ class Screen:
             torch.amin(grid, 0, out=least[1, : self.places])
             if self.places < self.groups:
                 least[1, self.places :] = FAR
-            # How far each lies above the best. Of the best, only what is added to nothing remains: its number.
+            # How far each lies above the best, plus its number, which is all that remains of the best.
             torch.sub(least, least[0].amin(0), out=above)
             bits = above.view(torch.int32).add_(self.numbers)
             group, number = bits.amin(1).bitwise_and_(self.digits - 1)
             torch.add(number, group, alpha=self.places, out=label)
-            torch.sum(above.clamp_max_(2 * self.doubt).view(-1, n), 0, out=self.margin[place])
+            torch.amin(above.clamp_max_(2 * self.doubt).sum(1), 0, out=self.margin[place])
             if self.collect:
                 if self.weights is not None:
                     rows = torch.mul(rows, self.weights[place, None], out=room.wide[:n])
@@ -249,15 +250,15 @@ class Screen:
     def doubtful(self) -> Tensor:
         """Numbers of the rows where a second centre comes closer than rounding can tell apart.
 
-        The margin is Σ min(score − best, 2·doubt) over all groups and places: 2·doubt for each but the best,
-        less by `doubt` or more where another centre lies within `doubt` of it.
+        The margin is Σ min(score − best, 2·doubt) over the groups, or over the places if that is less:
+        2·doubt for each but the best, less by `doubt` or more where another lies within `doubt` of it.
         """
-        usual = 4 * (self.groups - 1) * self.doubt
+        usual = 2 * (self.groups - 1) * self.doubt
         found = (~(self.margin >= usual - 0.5 * self.doubt)).nonzero()[:, 0]
         # The largest row decided what is close; each of these is now asked about its own size.
         lead = self.margin[found] - (usual - 2 * self.doubt)
         norm = torch.linalg.vector_norm(self._near(self.rows[found]), dim=1)
-        own = 1.25 * (self.slope * norm + self.offset) + 256 * self.groups * ROUNDING * self.doubt
+        own = 1.25 * (self.slope * norm + self.offset) + 64 * self.groups * ROUNDING * self.doubt
         return found[~(lead > own)]
 
 
@@ -270,7 +271,7 @@ def decide(rows: Tensor, centres: Tensor, shift: Tensor) -> Tensor:
     moved = centres - shift.double()
     squared = moved.square().sum(1)
     largest = squared.max()
-    for part in spans(len(rows), max(1, DIFFERENCES // max(k, d))):
+    for part in pieces(rows, max(k, d)):
         x = rows[part].double()
         near = x - shift.double()
         scores = torch.addmm(squared, near, moved.T, alpha=-2)
@@ -278,7 +279,7 @@ def decide(rows: Tensor, centres: Tensor, shift: Tensor) -> Tensor:
         lead = scores.scatter_(1, label[:, None], torch.inf).amin(1) - best
         doubt = 4e-16 * (d + 8) * (2 * torch.linalg.vector_norm(near, dim=1) * largest.sqrt() + largest)
         close = (~(lead > doubt)).nonzero()[:, 0]
-        for few in spans(len(close), max(1, DIFFERENCES // (k * d))):
+        for few in pieces(close, k * d):
             label[close[few]] = (x[close[few], None] - centres).square_().sum(2).argmin(1)
         labels[part] = label
     return labels
@@ -286,25 +287,24 @@ def decide(rows: Tensor, centres: Tensor, shift: Tensor) -> Tensor:
 
 def _kernels(rows: Tensor, centres: Tensor, backend: Backend) -> ModuleType | None:
     """The module of Triton kernels, where it is to be used."""
-    if backend not in ("auto", "torch", "triton"):
-        raise unknown_name("backend", backend, ("auto", "torch", "triton"))
-    if backend == "torch" or (backend == "auto" and not rows.is_cuda):
+    # Proven under Triton's interpreter alone in its present form, it runs where it is asked for by name.
+    if not use_triton(backend, refusal(rows), worth=False):
         return None
-    try:
-        from quire.kernels import kmeans as kernels
-    except ImportError:
-        if backend == "auto":
-            return None
-        raise
+    from quire.kernels import kmeans as kernels
+
     if kernels.supports(rows, centres):
         return kernels
-    if backend == "auto":
-        return None
     raise InputError(
         f"rows of {rows.dtype} on {rows.device} for Triton's kernels",
         expected="contiguous float32 rows on a GPU",
-        fix='use backend="auto"',
+        fix="use backend='auto'",
     )
+
+
+def pieces(rows: Tensor, width: int | None = None) -> Iterator[slice]:
+    """Slices of the rows that are computed at once where each makes `width` numbers, D unless given."""
+    numbers = PIECE_NUMBERS["cpu" if rows.device.type == "cpu" else "other"]
+    return spans(len(rows), max(1, numbers // (rows.shape[1] if width is None else width)))
 
 
 def spans(total: int, size: int) -> Iterator[slice]:

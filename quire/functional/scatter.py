@@ -10,6 +10,7 @@ rows, in the precision that is asked for, and added in float64.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,19 +21,20 @@ from quire.kernels import refusal, use_triton
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Few enough rows to stay in a core's cache and to round little before they are added in float64, enough to
-# keep a matrix product busy.
-CHUNK_NUMBERS = 1 << 18
-CHUNK_ROWS = (1024, 8192)
-# Columns are added up over so few rows before their sums are added in float64.
-FEW_ROWS = 256
+# Few enough rows to stay near a core and, in float32, to round little before they are added in float64;
+# enough to keep all cores busy with a product.
+CHUNK_NUMBERS = 1 << 20
+CHUNK_ROWS = (2048, 8192)
+# From so many rows a first guess is made of the mean.
+HEAD_ROWS = 512
+# Columns are added up in so many parts, which are then added in float64.
+PARTS = 64
 # A GPU is given many chunks at once, each a product of its own.
 SLAB_NUMBERS = 1 << 25
-# One chunk of so many is multiplied in float64 as well where products are taken in less.
+# Where products are taken in less than float64, one chunk of so many is multiplied in float64 as well, with
+# about so many of its columns.
 CHECKED = 32
-# Below these sizes a kernel's programs leave most of a GPU idle.
-KERNEL_ROWS = 1 << 15
-KERNEL_FEATURES = 32
+CHECKED_COLUMNS = 32
 
 Backend = Literal["auto", "torch", "triton"]
 
@@ -67,34 +69,54 @@ class View(NamedTuple):
 def first_view(head: Tensor) -> View:
     """The features shifted by their mean over a few rows (n, D), or not at all where it is so small that the
     sums lose nothing by it."""
-    first = head[0].double()
-    spread = head.double() - first
-    mean = first + spread.mean(0)  # exact where a column is constant
-    variance = spread.var(0, correction=0)
+    few = as_array(head.detach().cpu()).astype(np.float64)
     double = head.dtype in (torch.float64, torch.int32, torch.int64)
-    small = mean.square().sum() <= (64 if double else 1) * variance.sum()
-    if bool(small & ((mean == 0) | (variance > 0)).all()):
-        mean = torch.zeros_like(mean)
-    return View(mean) if double else View(mean.float().double(), precision=torch.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        spread = few - few[0]
+        mean = few[0] + spread.mean(0)  # exact where a column is constant
+        variance = spread.var(0)
+        small = np.square(mean).sum() <= (64 if double else 1) * variance.sum()
+    if small and bool(((mean == 0) | (variance > 0)).all()):
+        mean = np.zeros_like(mean)
+    if not double:
+        mean = mean.astype(np.float32).astype(np.float64)
+    return View(torch.from_numpy(mean).to(head.device), precision=torch.float64 if double else torch.float32)
+
+
+def as_array(x: Tensor) -> Array:
+    """Rows on the CPU for NumPy, which does not know all of PyTorch's types."""
+    return (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x).numpy()
 
 
 def moments(x: Tensor, view: View, *, backend: Backend = "auto") -> dict[str, Tensor]:
     """N, t = Σ z and G = Σ zzᵀ in float64; (N, D) → "count", "total" (L,), "gram" (L, L).
 
-    Of products in less than float64, some are taken twice: "error" is the sum of the differences, "checked"
-    the trace of the G that they belong to. backend="triton" is a kernel for float32 rows on CUDA, which
-    "auto" takes where it is worth it.
+    Of products in less than float64, some are taken twice; the sums of the differences, and of the squares
+    that they belong to, say how much is lost (`share_lost`). backend="triton" is a kernel for float32 rows on
+    CUDA, which "auto" takes where it is worth it.
     """
     x, view = x.detach(), view.to(x.device)
     count = torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
     reason = refusal(x)
     if not reason and (x.dtype, view.precision, view.basis) != (torch.float32, torch.float32, None):
         reason = "a view in float64 or in a basis" if x.dtype == torch.float32 else f"rows of {x.dtype}"
-    if use_triton(backend, reason, worth=len(x) >= KERNEL_ROWS and x.shape[1] >= KERNEL_FEATURES):
+    # Proven under Triton's interpreter alone, the kernel runs where it is asked for by name.
+    if use_triton(backend, reason, worth=False):
         from quire.kernels.scatter import scatter_sums
 
-        return {"count": count} | scatter_sums(x, view.shift, CHECKED)
+        return {"count": count} | scatter_sums(x, view.shift, CHECKED, checked_columns(x.shape[1]))
     return {"count": count} | (_moments_on_cpu if x.device.type == "cpu" else _moments)(x, view)
+
+
+def share_lost(sums: Mapping[str, Tensor]) -> float:
+    """‖error of G‖ / trace G in the Frobenius norm, from some chunks and columns: an error grows with both of
+    the columns that it belongs to."""
+    squares = sums["checked"] * sums["checked_columns"]
+    return float(torch.linalg.norm(sums["error"]) / squares.sqrt().clamp_min(1e-300))
+
+
+def checked_columns(size: int) -> slice:
+    return slice(None, None, max(1, size // CHECKED_COLUMNS))
 
 
 def chunk_rows(x: Tensor) -> int:
@@ -115,8 +137,10 @@ def _moments(x: Tensor, view: View) -> dict[str, Tensor]:
     total, gram = view.shift.new_zeros(size), view.shift.new_zeros(size, size)
     sums = {"total": total, "gram": gram}
     checks = view.precision != torch.float64
+    some = checked_columns(size)
     if checks:
-        sums["error"], sums["checked"] = torch.zeros_like(gram), total.new_zeros(())
+        sums["error"] = torch.zeros_like(gram[:, some])
+        sums["checked"], sums["checked_columns"] = total.new_zeros(()), total.new_zeros(())
 
     def seen(part: Tensor, precision: torch.dtype) -> Tensor:
         z = part.to(precision) if shift is None else torch.sub(part, shift.to(precision))
@@ -128,9 +152,10 @@ def _moments(x: Tensor, view: View) -> dict[str, Tensor]:
         total += z.sum(0, dtype=torch.float64)
         gram += squares(z, rows)
         if checks:
-            exact = squares(seen(part[:rows], torch.float64), rows)
-            sums["error"] += squares(z[:rows], rows) - exact
-            sums["checked"] += exact.trace()
+            exact = seen(part[:rows], torch.float64)
+            sums["error"] += squares(z[:rows], rows)[:, some] - exact.mT @ exact[:, some]
+            sums["checked"] += exact.square().sum()
+            sums["checked_columns"] += exact[:, some].square().sum()
     return sums
 
 
@@ -147,20 +172,24 @@ def squares(z: Tensor, rows: int) -> Tensor:
 def _moments_on_cpu(x: Tensor, view: View) -> dict[str, Tensor]:
     """On the CPU: BLAS knows that zᵀz is symmetric and leaves out half of the work, which PyTorch does not.
 
-    PyTorch's threads are kept out of the loop, because they would wait for work on the cores that BLAS needs.
+    All products are SciPy's: NumPy's and PyTorch's have threads of their own, which go on waiting for work on
+    the cores that the next product needs.
     """
-    from scipy.linalg.blas import dsyrk, ssyrk
+    from scipy.linalg import blas
 
-    array = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x).numpy()
+    array = as_array(x)
     shift = view.shift.numpy() if bool(view.shift.any()) else None
     columns = view.columns()
-    factor = None if columns is None else columns.numpy()
     double, rows, size = view.precision == torch.float64, chunk_rows(x), view.size()
     kind = np.float64 if double else np.float32
+    if double:  # more rows at once lose nothing, and need no room if they are taken as they are
+        as_they_are = shift is None and columns is None and array.dtype == np.float64
+        rows = len(array) if as_they_are else max(rows, CHUNK_NUMBERS // x.shape[1])
     # The same room for each chunk: new memory would have to be asked for from the system each time.
-    room = np.empty((min(rows, len(x)), x.shape[1]), kind)
+    room = None if shift is None else np.empty((min(rows, len(x)), x.shape[1]), kind)
     total, gram = np.zeros(size), np.zeros((size, size), order="F")
-    error, checked = np.zeros_like(gram), 0.0
+    some = checked_columns(size)
+    error, checked = np.zeros_like(gram[:, some]), np.zeros(2)
 
     def seen(part: Array, kind: Any, room: Array | None = None) -> Array:
         z: Array
@@ -168,7 +197,11 @@ def _moments_on_cpu(x: Tensor, view: View) -> dict[str, Tensor]:
             z = part.astype(kind, copy=False)
         else:
             z = np.subtract(part, shift.astype(kind), out=None if room is None else room[: len(part)])
-        return z if factor is None else z @ factor.astype(kind)
+        if columns is None:
+            return z
+        # BLAS has its matrices by columns, where all of these are transposed.
+        product: Array = blas.dgemm(1.0, columns.numpy().T.astype(np.float64), z.T.astype(np.float64)).T
+        return product.astype(kind, copy=False)
 
     for number, start in enumerate(range(0, len(array), rows)):
         part = array[start : start + rows]
@@ -176,30 +209,37 @@ def _moments_on_cpu(x: Tensor, view: View) -> dict[str, Tensor]:
             z = seen(part, kind, room)
         total += column_sums(z)
         if double:
-            gram = dsyrk(1.0, z.T, beta=1.0, c=gram, overwrite_c=True)
+            gram = blas.dsyrk(1.0, z.T, beta=1.0, c=gram, overwrite_c=True)
             continue
-        product = ssyrk(1.0, z.T)
+        product = blas.ssyrk(1.0, z.T)
         gram += product
         if number % CHECKED == 0:
-            exact = dsyrk(1.0, seen(part, np.float64).T)
-            error += product - exact
-            checked += float(exact.trace())
-    sums = {"total": torch.from_numpy(total), "gram": both_triangles(gram)}
+            exact = seen(part, np.float64)
+            twice = blas.dgemm(1.0, exact.T, exact[:, some].T, trans_b=True)
+            error += whole_symmetric(product)[:, some] - twice
+            lengths = np.einsum("ij,ij->j", exact, exact)
+            checked += lengths.sum(), lengths[some].sum()
+    sums = {"total": torch.from_numpy(total), "gram": torch.from_numpy(whole_symmetric(gram))}
     if not double:
-        sums |= {"error": both_triangles(error), "checked": torch.tensor(checked, dtype=torch.float64)}
+        names = ("checked", "checked_columns")
+        sums |= {"error": torch.from_numpy(error)} | dict(zip(names, torch.from_numpy(checked), strict=True))
     return sums
 
 
 def column_sums(z: Array) -> Array:
-    whole = len(z) // FEW_ROWS * FEW_ROWS
-    few = np.ones(FEW_ROWS, z.dtype) @ z[:whole].reshape(-1, FEW_ROWS, z.shape[1])
-    total: Array = few.sum(0, dtype=np.float64) + z[whole:].sum(0, dtype=np.float64)
+    """Σ z: every 64th row, in one long row of 64 short ones, and what comes of that in float64."""
+    rows, width = len(z) // PARTS, z.shape[1]
+    parts = z[: rows * PARTS].reshape(rows, PARTS * width).sum(0)
+    rest = z[rows * PARTS :].sum(0, dtype=np.float64)
+    total: Array = parts.reshape(PARTS, width).sum(0, dtype=np.float64) + rest
     return total
 
 
-def both_triangles(upper: Array) -> Tensor:
-    """A symmetric matrix from its upper triangle."""
-    return torch.from_numpy(np.triu(upper) + np.triu(upper, 1).T)
+def whole_symmetric(upper: Array) -> Array:
+    """A symmetric matrix from its upper triangle, below which there are zeros."""
+    matrix: Array = upper + upper.T
+    matrix.flat[:: len(matrix) + 1] /= 2
+    return matrix
 
 
 def power_sums(x: Tensor, view: View) -> dict[str, Tensor]:

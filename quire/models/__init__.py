@@ -6,8 +6,11 @@ Networks that have names of their own, such as resnet50, are built by functions 
 from __future__ import annotations
 
 from quire.models.alexnet import AlexNet, AlexNetConfig, alexnet
+from quire.models.autoencoder import Autoencoder, AutoencoderConfig, linear_autoencoder
+from quire.models.coders import CoderConfig, Decoder, Encoder
 from quire.models.densenet import DenseNet, DenseNetConfig, densenet121, densenet169, densenet201
 from quire.models.ensemble import EnsembleConfig, MLPEnsemble
+from quire.models.gan import Discriminator, DiscriminatorConfig, Generator, GeneratorConfig
 from quire.models.googlenet import GoogLeNet, GoogLeNetConfig, googlenet
 from quire.models.gpt import GPT, GPTConfig
 from quire.models.lenet import LeNet, LeNetConfig, lenet5
@@ -45,6 +48,7 @@ from quire.models.transformer import (
     TransformerClassifierConfig,
     TransformerConfig,
 )
+from quire.models.vae import VAE, VAEConfig
 from quire.models.vgg import (
     VGG,
     VGGConfig,
@@ -66,15 +70,25 @@ __all__ = [
     "MLP",
     "MODELS",
     "SSD",
+    "VAE",
     "VGG",
     "AlexNet",
     "AlexNetConfig",
+    "Autoencoder",
+    "AutoencoderConfig",
+    "CoderConfig",
     "ConvNet",
+    "Decoder",
     "DenseNet",
     "DenseNetConfig",
+    "Discriminator",
+    "DiscriminatorConfig",
+    "Encoder",
     "EnsembleConfig",
     "Example",
     "GPTConfig",
+    "Generator",
+    "GeneratorConfig",
     "GoogLeNet",
     "GoogLeNetConfig",
     "LeNet",
@@ -98,6 +112,7 @@ __all__ = [
     "TransformerClassifier",
     "TransformerClassifierConfig",
     "TransformerConfig",
+    "VAEConfig",
     "VGGConfig",
     "VisionConfig",
     "alexnet",
@@ -109,6 +124,7 @@ __all__ = [
     "googlenet",
     "lenet5",
     "linear",
+    "linear_autoencoder",
     "load_weights",
     "model",
     "model_spec",

@@ -30,6 +30,7 @@ from quire.recipes.tuned import attach, take_over
 from quire.report import write as write_report
 from quire.report.style import to_svg
 from quire.report.summary import flatten
+from quire.tasks.generating import Generates
 from quire.tasks.loading import TUNING
 from quire.tasks.predictions import (
     detection_columns,
@@ -50,6 +51,8 @@ Measures = dict[str, dict[str, float]]
 # What may differ between a run and its resumption without its being another run.
 MAY_CHANGE = {"epochs", "steps", "sweeps", "out", "resume", "overwrite", "device", "json", "quiet", "debug"}
 LEVEL = 0.9
+PARAMETRISED = "parametrizations"
+"""Where PyTorch keeps what a layer's weights are computed by, such as their norm."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def conclude(
 ) -> Outcome:
     """Judge the trained task on every part and write result, predictions, pictures and report."""
     task, data = plan.task, plan.data
+    plan.history = result.history
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
     measures = {
         name: evaluate(task, as_judged(part).to(device)) for name, part in parts.items() if part is not None
@@ -190,7 +194,7 @@ def conclude(
             },
             "seconds": result.seconds,
             "steps": result.steps,
-            "epochs": result.epochs,
+            "epochs": None if isinstance(task, StatisticsTask) else result.epochs,
             "best_step": result.best_step,
             "samples_per_second": result.samples_per_second,
             "peak_memory_bytes": peak_memory(device),
@@ -313,7 +317,7 @@ def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, line
             continue
         columns: dict[str, Any] = {"row": names}
         if not task.answers_target:
-            columns |= plain_columns(predicted)
+            columns |= plain_columns(data.preparation, predicted)
             tables.append(pa.table({name: pa.array(values) for name, values in columns.items()}))
             continue
         columns |= truth_columns(data.preparation, batch.fields, predicted)
@@ -342,13 +346,18 @@ def describe_targets(data: LoadedData) -> list[dict[str, Any]]:
 def describe_layers(task: Task, sample: Batch, device: torch.device) -> tuple[list[dict[str, Any]], int]:
     """Each layer with its output's shape (one row) and its parameters, in the order of the forward pass."""
     rows: list[dict[str, Any]] = []
+    listed: set[str] = set()
     handles = []
     model = getattr(task, "model", task)
     for name, module in model.named_modules():
-        if any(True for _ in module.children()):
+        inner = {child for child, _ in module.named_children()}
+        if inner - {PARAMETRISED} or PARAMETRISED in name.split("."):
             continue
 
         def note(module: nn.Module, inputs: object, output: object, name: str = name) -> None:
+            if name in listed:
+                return
+            listed.add(name)
             shape = list(output.shape[1:]) if isinstance(output, Tensor) else []
             parameters = sum(p.numel() for p in module.parameters())
             rows.append(
@@ -363,10 +372,13 @@ def describe_layers(task: Task, sample: Batch, device: torch.device) -> tuple[li
         handles.append(module.register_forward_hook(note))
     try:
         task.predict(sample.inputs.to(device))
+        if isinstance(task, Generates):
+            task.sample(1)
     finally:
         for handle in handles:
             handle.remove()
-    return rows, sum(p.numel() for p in task.parameters())
+    learned = task.learned if isinstance(task, StatisticsTask) else sum(p.numel() for p in task.parameters())
+    return rows, learned
 
 
 def peak_memory(device: torch.device) -> int:

@@ -18,6 +18,7 @@ from quire.data.table import Table
 from quire.errors import InputError
 from quire.nn.heads import Bernoulli, Categorical, Gaussian, Head, Heteroscedastic
 from quire.recipes.base import DescentOptions, RunOptions, TableRunOptions
+from quire.train.keeping import Record
 from quire.train.progress import Progress
 from quire.train.task import Task
 
@@ -66,6 +67,8 @@ class Plan:
     """What lies over the network while it is tuned."""
     before: Callable[[torch.device, Progress], None] | None = None
     """What a new run does first, such as training a base to be tuned; not done again on resuming."""
+    history: list[Record] = field(default_factory=list)
+    """The records of training, once it is over; for pictures."""
 
 
 def open_data(

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.errors import InputError
 from quire.options import Images, Rows
 from quire.recipes.base import DescentOptions, RunOptions, SweepOptions
 
 if TYPE_CHECKING:
-    from quire.data.loaded import LoadedData
+    from quire.data.loaded import LoadedData, Prepares
     from quire.nn.images import ImageInputs
+
+
+Prepared = TypeVar("Prepared", bound="Prepares")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +127,12 @@ def is_images(source: Path | str) -> bool:
 def _load_images(
     options: UnlabelledOptions, source: Path | str, need_classes: bool, largest: int
 ) -> Unlabelled:
-    from quire.data.images import load_images
+    from quire.data.images import ImagePreparation, load_images
 
-    data = load_images(source, options.images, seed=options.seed, largest=largest, need_classes=need_classes)
+    data = load_images(
+        source, options.images, seed=options.seed, like=_base(options, ImagePreparation), largest=largest,
+        need_classes=need_classes,
+    )  # fmt: skip
     preparation = data.preparation
     classes = tuple(str(label) for target in preparation.targets for label in target.classes)
     return Unlabelled(data, (preparation.channels, *preparation.size), classes)
@@ -135,9 +141,11 @@ def _load_images(
 def _load_rows(options: UnlabelledOptions, source: Path | str, need_classes: bool) -> Unlabelled:
     from quire.data.builtin import BUILTIN
     from quire.data.load import load_table
+    from quire.data.preparation import Preparation
     from quire.data.streamed import is_large, load_streamed
 
-    if is_large(source, options.table) and options.target is None and not need_classes:
+    like = _base(options, Preparation)
+    if is_large(source, options.table) and options.target is None and not need_classes and like is None:
         large = load_streamed(Path(source), options.table, options.seed)
         return Unlabelled(large, (large.train.row_size,))
     known = isinstance(source, str) and source in BUILTIN
@@ -148,13 +156,20 @@ def _load_rows(options: UnlabelledOptions, source: Path | str, need_classes: boo
             expected="the column that holds the classes",
             fix="name it with --target COLUMN",
         )
-    data = load_table(source, options.table, targets=wanted, seed=options.seed)
+    data = load_table(source, options.table, targets=wanted, seed=options.seed, like=like)
     classes: tuple[str, ...] = ()
     if data.preparation.targets and data.preparation.target.kind == "classification":
         classes = tuple(str(label) for label in data.preparation.target.classes)
     elif need_classes:
         raise InputError(f"--target {options.target}, which holds values", expected="a column of classes")
     return Unlabelled(data, (data.train.row_size,), classes)
+
+
+def _base(options: UnlabelledOptions, kind: type[Prepared]) -> Prepared | None:
+    """The preparation of the run that is tuned."""
+    from quire.recipes.plan import base_preparation
+
+    return base_preparation(options, kind) if isinstance(options, DescentOptions) else None
 
 
 def _refuse(options: UnlabelledOptions, name: str, usual: object, what: str) -> None:

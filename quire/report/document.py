@@ -29,6 +29,7 @@ _MANY_FEATURES = 40
 _STOPPED = {
     "finished": "all steps done",
     "early": "stopped early: no further improvement",
+    "converged": "converged",
     "interrupted": "interrupted before its end",
 }
 
@@ -97,6 +98,8 @@ def _at_a_glance(run: Run) -> Iterator[str]:
         yield f"{number(result['parameters'])} parameters"
     if result.get("epochs") is not None:
         yield f"{number(result['epochs'])} epochs, {number(result.get('steps'))} steps"
+    elif result.get("steps") is not None:
+        yield f"{number(result['steps'])} sweeps"
     yield _STOPPED.get(str(result.get("stopped")), str(result.get("stopped", "")))
 
 
@@ -185,15 +188,17 @@ def _cost(run: Run) -> str:
     result = run.result
     if result is None:
         return ""
+    names = ("steps", "epochs", "best_step") if result.get("epochs") is not None else ("steps",)
+    steps = [
+        ("sweeps" if len(names) == 1 else name.replace("_", " "), number(result.get(name))) for name in names
+    ]
     pairs = [
         ("training time", duration(result.get("seconds"))),
         ("samples per second", number(result.get("samples_per_second"))),
         ("peak memory", size(result.get("peak_memory_bytes"))),
         ("device", result.get("device", "–")),
         ("threads", number(result.get("threads"))),
-        ("steps", number(result.get("steps"))),
-        ("epochs", number(result.get("epochs"))),
-        ("best step", number(result.get("best_step"))),
+        *steps,
         ("end", _STOPPED.get(str(result.get("stopped")), str(result.get("stopped", "–")))),
     ]
     return facts(pairs)

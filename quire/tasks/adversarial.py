@@ -84,11 +84,11 @@ class Shadows:
             apart = apart + sliced_wasserstein(rows, samples).square() * rows.numel()
             real_variance = real_variance + (rows - rows.mean(0)).square().sum()
             fake_variance = fake_variance + (samples - samples.mean(0)).square().sum()
-        if not real_variance > 0:  # a single row of each class
-            return {}
+        # A single row of each class has no spread: neither is then known.
+        known = torch.where(real_variance > 0, real_variance, torch.nan)
         return {
-            "sliced_wasserstein": (apart / real_variance).sqrt().item(),
-            "spread": (fake_variance / real_variance).sqrt().item(),
+            "sliced_wasserstein": (apart / known).sqrt().item(),
+            "spread": (fake_variance / known).sqrt().item(),
         }
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from quire.data.columns import Label
 from quire.data.loaded import Prepares
+from quire.data.preparation import Preparation
+from quire.data.undo import rows_in_units
 
 MOST_PROBABILITIES = 50
 """Classes up to which `predict` gives a column of probabilities each."""
@@ -53,12 +55,23 @@ def prediction_columns(
     return columns
 
 
-def plain_columns(predicted: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+def plain_columns(
+    preparation: Prepares, predicted: Mapping[str, Tensor]
+) -> dict[str, list[Label] | np.ndarray]:
     """Columns of what a task predicts that answers no target: NAME, or NAME_1, NAME_2, … of short vectors;
-    whole images and the like are left out."""
-    columns: dict[str, np.ndarray] = {}
+    whole images and the like are left out. A `class` has its own name, and a `reconstruction` of a row its
+    own columns and units."""
+    columns: dict[str, list[Label] | np.ndarray] = {}
     for name, value in predicted.items():
         value = value.detach().cpu()
+        if name == "class" and preparation.targets:
+            columns[name] = preparation.decode_classes(value)
+            continue
+        if name == "reconstruction" and isinstance(preparation, Preparation):
+            if len(preparation.inputs) <= MOST_PROBABILITIES:
+                back = rows_in_units(preparation, value)
+                columns |= {f"{name} of {column}": back[column].to_pylist() for column in back.column_names}
+            continue
         value = value.double() if value.is_floating_point() else value
         if value.dim() == 1:
             columns[name] = value.numpy()

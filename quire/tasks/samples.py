@@ -1,14 +1,26 @@
-"""Text from a trained language model, in the tokens of its preparation."""
+"""Samples of a trained model in the form of the user's own data: text, images, rows of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import torch
+
+from quire.data.columns import Label
+from quire.data.images import ImagePreparation
+from quire.data.loaded import Prepares
+from quire.data.preparation import Preparation
 from quire.data.text import TextPreparation, TextStream
-from quire.errors import InputError
+from quire.data.undo import rows_in_units
+from quire.errors import InputError, unknown_name
 from quire.models.generate import generate, stream
+from quire.tasks.generating import Generates
 from quire.tasks.language import LanguageModel
+from quire.train.task import Task
 
 
 def prompt_tokens(preparation: TextPreparation, prompt: str) -> list[int]:
@@ -45,3 +57,52 @@ def stream_text(
     prompts = [prompt_tokens(preparation, prompt)]
     for column in stream(task.model, prompts, length=length, decode=decode, **options):
         yield text.push(column.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """New images or rows."""
+
+    images: np.ndarray | None = None
+    """(N, C, H, W) uint8."""
+    rows: pa.Table | None = None
+    """In the columns and units of the training file, with the class where it could be asked for."""
+    labels: tuple[Label, ...] | None = None
+    """The class that each was made of; None for a model without classes."""
+
+
+def sample_data(
+    task: Task, preparation: Prepares, count: int, *, label: Label | None, temperature: float, seed: int
+) -> Made:
+    """What `Generates.sample` gives, in the user's own form. `label` is a class by its own name."""
+    assert isinstance(task, Generates)
+    numbers = asked_numbers(task, preparation, count, label)
+    made = task.sample(count, numbers, temperature, seed).cpu()
+    labels = None if numbers is None else tuple(preparation.decode_classes(numbers))
+    if isinstance(preparation, ImagePreparation):
+        if made.dtype != torch.uint8:  # rows of a task that knows no images: shares of 255
+            made = (255 * made).round().clamp(0, 255).to(torch.uint8)
+        return Made(images=made.view(-1, preparation.channels, *preparation.size).numpy(), labels=labels)
+    assert isinstance(preparation, Preparation)
+    rows = rows_in_units(preparation, made)
+    if labels is not None:
+        rows = rows.append_column(preparation.target.name, pa.array(labels))
+    return Made(rows=rows, labels=labels)
+
+
+def asked_numbers(task: Task, preparation: Prepares, count: int, label: Label | None) -> list[int] | None:
+    """Class numbers of samples: that of this name, or all classes in turn; None without classes."""
+    if not task.needs_target:
+        if label is not None:
+            raise InputError(
+                f"label {str(label)!r} for a model that was made without classes",
+                expected="no label: this model knows one distribution only",
+                fix="leave it out, or train a conditional model: 'quire train cvae', 'quire train cgan'",
+            )
+        return None
+    names = [str(one) for one in preparation.target.classes]
+    if label is None:
+        return [number % len(names) for number in range(count)]
+    if str(label) not in names:
+        raise unknown_name("class", str(label), names)
+    return [names.index(str(label))] * count

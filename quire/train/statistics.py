@@ -44,6 +44,14 @@ from quire.train.task import Task
 KEEP = 2
 
 
+def as_rows(inputs: Tensor) -> Tensor:
+    """What is learned from, (B, D) in float32 or float64: numbers as they are, pixels as shares of 255."""
+    flat = inputs.flatten(1)
+    if flat.dtype == torch.uint8:
+        return flat.float() / 255
+    return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+
+
 class Swept(NamedTuple):
     """What a sweep found out."""
 
@@ -62,10 +70,10 @@ class StatisticsTask(Task):
 
     answers_target = False
 
-    def rows(self, inputs: Tensor) -> Tensor:
-        """What is learned from, (B, D): numbers as they are, pixels as shares of 255."""
-        flat = inputs.flatten(1)
-        return flat if flat.is_floating_point() else flat.float() / 255
+    @property
+    @abstractmethod
+    def learned(self) -> int:
+        """How many numbers it has learned, for a table of sizes."""
 
     def start(self, data: Data, generator: torch.Generator) -> None:
         """Choose where a new run begins, such as the first centres; called once, on the data's device."""

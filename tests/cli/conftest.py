@@ -21,6 +21,8 @@ class Model:
     """Widths of the hidden layers."""
     activation: Literal["relu", "tanh"] = "relu"
     dropout: float = 0.0
+    sizes: tuple[int, ...] | None = None
+    """A list that may be left out."""
 
     def __post_init__(self) -> None:
         check_range(self, "--model.", dropout="[0, 1)")

@@ -37,6 +37,16 @@ def test_nested_flags_become_nested_options() -> None:
     assert type(made) is TinyOptions
 
 
+def test_a_list_that_may_be_left_out_takes_any_number_of_words(tmp_path: Path) -> None:
+    assert options_of("--model.sizes", "3", "4").model.sizes == (3, 4)
+    assert options_of("--model.sizes").model.sizes == ()
+    assert options_of().model.sizes is None
+    assert options_of("--config", write(tmp_path, "[model]\nsizes = [5]")).model.sizes == (5,)
+    assert "--model.sizes is '3 x'\n  expected: a list, each a whole number" in error_of(
+        "--model.sizes", "3", "x"
+    )
+
+
 def test_defaults_are_the_dataclass() -> None:
     assert options_of() == TinyOptions()
 

@@ -9,6 +9,8 @@ import quire.sheet  # noqa: F401  registers all entries
 from quire.sheet.registry import ENTRIES, gap
 
 REQUIRED = {
+    "classical": "k-means k-means++ pca pca-svd pca-randomised explained-variance pca-inverse mixture "
+    "mixture-em information-criteria",
     "autoencode": "plain linear sparse denoising contractive reconstruction",
     "variational": "reparameterisation kl decoders elbo importance-bound vae conditional semi-supervised",
     "adversarial": "discriminator generator optimal-discriminator jensen-shannon conditional players",

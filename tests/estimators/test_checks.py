@@ -9,8 +9,11 @@ from sklearn.base import BaseEstimator, is_classifier, is_regressor
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 from quire.estimators import (
+    PCA,
     Autoencoder,
     BaggingEnsemble,
+    GaussianMixture,
+    KMeans,
     LinearRegression,
     LogisticRegression,
     MLPClassifier,
@@ -24,6 +27,13 @@ from quire.estimators import (
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 ESTIMATORS = [
+    KMeans(),
+    KMeans(n_clusters=3, n_init=3),
+    PCA(),
+    PCA(0.5, whiten=True),
+    PCA(1, svd_solver="randomized", random_state=0),
+    GaussianMixture(),
+    GaussianMixture(n_components=2, covariance_type="tied"),
     Autoencoder(max_iter=10),
     LinearRegression(),
     LinearRegression(fit_intercept=False),

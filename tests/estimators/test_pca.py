@@ -215,3 +215,9 @@ def test_other_mistakes() -> None:
         PCA().fit(np.ones((5, 2))).score_samples(np.ones((1, 2)))
     with pytest.raises(ValueError, match="Input X of PCA contains NaN"):
         PCA().fit(torch.full((4, 2), torch.nan))
+    for bad, message in ((np.nan, "Input X contains NaN"), (-np.inf, "Input X contains infinity")):
+        for shape, options in (((900, 4), {}), ((4, 9), {}), ((90, 9), {"svd_solver": "randomized"})):
+            X = rows(*shape)
+            X[-1, 2] = bad
+            with pytest.raises(ValueError, match=message):
+                PCA(2, **options).fit(X)

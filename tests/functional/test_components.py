@@ -151,9 +151,9 @@ def test_nystrom_is_exact_where_the_basis_holds_the_range() -> None:
     np.testing.assert_allclose(align_signs(axes), by_numpy(x)[1][:3], atol=1e-9)
 
 
-@pytest.mark.parametrize("k", [1, 3, 8, 20])
+@pytest.mark.parametrize("k", [1, 3, 40, 120])
 def test_leading_eigenpairs(k: int) -> None:
-    root = torch.randn(20, 20, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
+    root = torch.randn(120, 120, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
     matrix = root @ root.mT
     values, vectors = leading_eigenpairs(matrix, k)
     wanted = torch.linalg.eigvalsh(matrix).flip(0)[:k]
@@ -162,7 +162,7 @@ def test_leading_eigenpairs(k: int) -> None:
     torch.testing.assert_close(vectors @ vectors.mT, torch.eye(k, dtype=DOUBLE))
 
 
-@pytest.mark.parametrize("matrix", [torch.zeros(9, 9), torch.eye(9), torch.ones(9, 9)])
+@pytest.mark.parametrize("matrix", [torch.zeros(150, 150), torch.eye(150), torch.ones(9, 9)])
 def test_leading_eigenpairs_of_equal_values(matrix: Tensor) -> None:
     values, vectors = leading_eigenpairs(matrix.double(), 2)
     torch.testing.assert_close(vectors @ vectors.mT, torch.eye(2, dtype=DOUBLE))

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.errors import InputError
 from quire.functional import scatter
 from quire.functional.components import ROOM
-from quire.functional.scatter import View, first_view, moments, power_sums
+from quire.functional.scatter import View, first_view, moments, power_sums, share_lost
 
 
 def rows(n: int, d: int, *, offset: float = 0.0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -89,18 +89,19 @@ def test_the_way_of_a_gpu_on_the_cpu() -> None:
     assert scatter.squares(x.double(), 700) == pytest.approx(explicit(x, 0 * shift)[1], rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("size", [24, 100])
 @pytest.mark.parametrize("outliers", [False, True])
-def test_what_float32_loses_is_not_more_than_what_is_said(seed: int, outliers: bool) -> None:
+def test_what_float32_loses_is_not_more_than_what_is_said(seed: int, size: int, outliers: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(20_000, 24, generator=generator) * torch.logspace(0, -2, 24)
+    x = torch.randn(20_000, size, generator=generator) * torch.logspace(0, -2, size)
     if outliers:
         x[::97] *= 1000
-    view = View(torch.zeros(24, dtype=torch.float64), precision=torch.float32)
+    view = View(torch.zeros(size, dtype=torch.float64), precision=torch.float32)
     found = moments(x, view)
     exact = moments(x, View(view.shift))["gram"]
     lost = torch.linalg.matrix_norm(found["gram"] - exact, 2)
-    said = torch.linalg.norm(found["error"]) * found["gram"].trace() / found["checked"]
+    said = share_lost(found) * exact.trace()
     assert 0 < lost <= ROOM * said
     assert said < 1e-5 * exact.trace()
 
@@ -161,6 +162,6 @@ def test_on_a_gpu_kernel_and_torch_agree_with_float64(n: int, d: int) -> None:
         found = moments(x, view, backend=backend)  # type: ignore[arg-type]
         apart = (found["gram"] - wanted) / torch.outer(length, length)
         assert float(apart.abs().max()) < 1e-5
-        assert float(torch.linalg.norm(found["error"]) / found["checked"]) < 1e-5
+        assert share_lost(found) < 1e-5
         total = (x.double() - view.shift).sum(0)
         assert float(((found["total"] - total) / length).abs().max()) < 1e-4

@@ -15,6 +15,7 @@ from quire.errors import InputError
 from quire.models.gan import Discriminator, DiscriminatorConfig, Generator, GeneratorConfig
 from quire.tasks.adversarial import Adversarial, pixel_inputs
 from quire.train import build_task, evaluate
+from quire.train.evaluate import check_monitor
 from tests.tasks.playing import circle, pixels, players
 
 
@@ -138,6 +139,15 @@ def test_distance_and_spread_add_up_over_classes_and_batches() -> None:
             fake_variance += len(y) * y.var(correction=0).item()
     assert found["sliced_wasserstein"] == pytest.approx(math.sqrt(apart / real_variance), rel=1e-5)
     assert found["spread"] == pytest.approx(math.sqrt(fake_variance / real_variance), rel=1e-5)
+
+
+def test_a_single_row_of_each_class_has_no_spread_but_may_be_watched() -> None:
+    data = circle(50)
+    firsts = torch.tensor([int((data.target == k).nonzero()[0]) for k in range(4)])
+    found = evaluate(players(classes=4), data.subset(firsts))
+    assert math.isnan(found["sliced_wasserstein"])
+    assert math.isnan(found["spread"])
+    check_monitor(players(classes=4), data.subset(firsts), "sliced_wasserstein")
 
 
 def test_the_right_points_under_the_wrong_class_are_far_away() -> None:

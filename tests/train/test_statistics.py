@@ -35,6 +35,10 @@ class RobustMean(StatisticsTask):
         self.interrupt_in: int | None = None
         self.swept = 0
 
+    @property
+    def learned(self) -> int:
+        return 1
+
     def start(self, data: Data, generator: torch.Generator) -> None:
         self.centre.copy_(torch.rand((), generator=generator, dtype=torch.float64))
 

@@ -165,7 +165,8 @@ def test_preparation_survives_json(tmp_path: Path) -> None:
     "change",
     [
         {"size": [8]}, {"size": [8, 0]}, {"size": [8, "8"]}, {"channels": 2}, {"mean": []},
-        {"std": [0.0]}, {"std": [float("nan")]}, {"fit": "zoom"}, {"boxes": 1}, {"targets": [], "boxes": True},
+        {"std": [0.0]}, {"std": [float("nan")]}, {"fit": "zoom"}, {"boxes": 1},
+        {"targets": [], "boxes": True},
         {"targets": 3},
     ],
 )  # fmt: skip

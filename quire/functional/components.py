@@ -1,0 +1,286 @@
+"""Principal components: the directions in which rows vary most, from sums over the rows.
+
+N rows, D features, K components, L rows of a basis; x a row, s a shift, z = x − s.
+
+    S = Σ (x − μ)(x − μ)ᵀ = Σ zzᵀ − ttᵀ/N,   t = Σ z,   μ = s + t/N;     S = Vᵀ diag(σ²) V
+
+The sums add up over batches and need no centred copy of the rows; s only has to lie near the mean, so that
+the difference loses no digits. Squaring costs half of them all the same: singular values below √ε·σ₁ drown in
+the rounding of S. Where such are wanted, another pass takes the sums in coordinates that make the rows round,
+
+    z' = diag(1/σ̂) V (x − s),   S' = Σ z'z'ᵀ − t't'ᵀ/N = Uᵀ diag(λ) U,   diag(√λ) U diag(σ̂) V = P diag(σ) V',
+
+which is as accurate as a QR factorisation of the rows, though its sums still add up (Yamamoto et al.,
+"Roundoff error analysis of the CholeskyQR2 algorithm", 2015; Fukaya et al., "Shifted Cholesky QR for
+computing the QR factorization of ill-conditioned matrices", 2020).
+
+Randomised: Halko, Martinsson and Tropp, "Finding structure with randomness", 2011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.errors import InputError
+from quire.functional.scatter import HEAD_ROWS, View, first_view, moments, power_sums, share_lost, slab_rows
+
+# Up to this size an eigenproblem takes longer to start on a GPU than to be solved beside it.
+SMALL = 1024
+# Below this share of them, and above this size, single eigenvectors are found faster than all.
+SUBSET, SUBSET_SIZE = 0.4, 100
+# Relative error of a variance that another pass is worth. What float32 loses is estimated by a Frobenius norm
+# and from few chunks, which in most cases is one or two orders more than it is.
+ACCURACY = {torch.float64: 1e-7, torch.float32: 1e-3}
+# Estimates of what is lost are multiplied by this, to be on the safe side.
+ROOM = 4.0
+
+
+def rounding(precision: torch.dtype) -> float:
+    """Share of its largest eigenvalue that is lost of a scatter by rounding."""
+    return ROOM * torch.finfo(precision).eps
+
+
+class Components(NamedTuple):
+    """Principal components in float64, the largest first."""
+
+    mean: Tensor
+    """(D,)"""
+    axes: Tensor
+    """(K, D), orthonormal rows; the largest entry of each is positive."""
+    variances: Tensor
+    """(K,): σ²/(N − 1)."""
+    total_variance: Tensor
+    """Of all D directions together."""
+
+
+# From sums to components, in float64 ----------------------------------------------------------
+
+
+class Spectrum(NamedTuple):
+    """What sums say of the centred rows X = Q diag(σ) V."""
+
+    mean: Tensor
+    """(D,)"""
+    singular_values: Tensor
+    """(L,), falling, or only those asked for."""
+    axes: Tensor
+    """V, (L, D)."""
+    square: Tensor
+    """‖X‖² = Σ σ²."""
+    left: Tensor
+    """(L, L): turns Σ zy into Qᵀy."""
+
+
+def leading_eigenpairs(matrix: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
+    """The k largest eigenvalues of a symmetric matrix, falling, and their vectors as rows."""
+    size = len(matrix)
+    k = size if k is None else k
+    if not bool(matrix.isfinite().all()):  # LAPACK might search for ever
+        return matrix.new_full((k,), torch.nan), matrix.new_full((k, size), torch.nan)
+    if matrix.is_cuda:
+        values, vectors = torch.linalg.eigh(matrix)
+    else:
+        from scipy.linalg import eigh
+
+        chosen = (size - k, size - 1)
+        few = k <= SUBSET * size and size > SUBSET_SIZE
+        options = {"subset_by_index": chosen, "driver": "evr"} if few else {"driver": "evd"}
+        found = eigh(matrix.numpy(), check_finite=False, **options)
+        values, vectors = torch.from_numpy(found[0]), torch.from_numpy(found[1])
+    return values.flip(0)[:k], vectors.mT.flip(0)[:k]
+
+
+def beside(sums: Mapping[str, Tensor], view: View) -> tuple[Mapping[str, Tensor], View]:
+    """Both on the CPU where they are small, the error as its norm."""
+    if "error" in sums:
+        sums = {**sums, "error": torch.linalg.norm(sums["error"])}
+    if len(sums["total"]) > SMALL:
+        return sums, view
+    return {name: value.cpu() for name, value in sums.items()}, view.to("cpu")
+
+
+def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None) -> Spectrum:
+    """The k leading components (all of them: None) from the sums of `moments`.
+
+    With a basis, `square` is what the rows have in it, and the shift has to be their mean, or near it within
+    the basis.
+    """
+    count, total, gram = sums["count"], sums["total"], sums["gram"]
+    centred = gram - torch.outer(total, total) / count
+    values, vectors = leading_eigenpairs(centred, k if view.scale is None else None)
+    # Directions without any length are rounding: the inverse leaves them out.
+    smallest = values[:1].clamp_min(0) * len(gram) * torch.finfo(values.dtype).eps
+    inverse = torch.where(values > smallest, values, torch.inf).rsqrt()
+    values, left = values.clamp_min(0).sqrt(), inverse[:, None] * vectors
+    square = centred.trace()
+    if view.scale is not None:
+        turn, values, vectors = torch.linalg.svd(values[:, None] * vectors * view.scale)
+        left, square = turn.mT @ left, values.square().sum()
+    values[most_rank(sums, view) :] = 0.0
+    if view.basis is None:
+        return Spectrum(view.shift + total / count, values, vectors, square, left)
+    offset = total / count if view.scale is None else total / count * view.scale
+    return Spectrum(view.shift + offset @ view.basis, values, vectors @ view.basis, square, left)
+
+
+def most_rank(sums: Mapping[str, Tensor], view: View) -> int:
+    """How many singular values can differ from zero at all: centring takes one off as many as there are rows,
+    and columns that never change have none."""
+    gram = sums["gram"]
+    constant = int((gram.diagonal() == 0).sum()) if view.basis is None else 0
+    return max(min(int(sums["count"]) - 1, len(gram) - constant), 0)
+
+
+def sharper_view(
+    sums: Mapping[str, Tensor], view: View, found: Spectrum, wanted: int, *, rest: bool = True
+) -> View | None:
+    """Where the next pass should look from; None where the first `wanted` singular values (and the `rest`,
+    taken together) are known to `ACCURACY`, or are zero as far as float64 can tell."""
+    count, gram = float(sums["count"]), sums["gram"]
+    if view.precision != torch.float64 and not bool(gram.isfinite().all()):
+        return view._replace(precision=torch.float64)  # squares that are too large for less
+    largest = float(found.singular_values[0])
+    # G's largest eigenvalue is about `top`; what of it is lost in rounding hides smaller ones.
+    top = largest**2 if view.scale is None else float(gram.diagonal().max())
+    lost = rounding(view.precision) * float(sums["total"].square().sum()) / count
+    if view.precision == torch.float64:
+        lost += rounding(view.precision) * top
+    else:
+        lost += ROOM * share_lost(sums) * float(gram.trace())
+    hidden = lost**0.5 * (1.0 if view.scale is None else float(view.scale.min()))
+    floor = hidden / ACCURACY[view.precision] ** 0.5
+    rank = most_rank(sums, view)
+    known = found.singular_values[: min(wanted, rank)]
+    faintest = float(known[-1]) if len(known) else torch.inf
+    if rest and wanted < rank:
+        faintest = min(faintest, float((found.square - known.square().sum()).clamp_min(0).sqrt()))
+    noise = torch.finfo(torch.float64).eps * max(count, len(gram)) * largest
+    if not (faintest < floor and noise < floor):
+        return None
+    if view.precision != torch.float64:
+        return View(found.mean, view.basis, view.scale)
+    if len(found.axes) < len(gram):
+        found = spectrum(sums, view)
+    return View(found.mean, found.axes, found.singular_values.clamp_min(hidden))
+
+
+def align_signs(axes: Tensor) -> Tensor:
+    """The largest entry of each row made positive; without that, a direction has no sign."""
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    return torch.where(largest < 0, -axes, axes)
+
+
+def orthonormal_rows(rows: Tensor) -> Tensor:
+    """(L, D) with L ≤ D: an orthonormal basis of what rows span, filled up where they are dependent."""
+    return torch.linalg.qr(rows.mT)[0].mT
+
+
+def centred_image(sums: Mapping[str, Tensor], basis: Tensor) -> tuple[Tensor, Tensor]:
+    """BS (L, D) and trace S, from the sums of `power_sums`."""
+    total, count = sums["total"], sums["count"]
+    image = sums["image"] - torch.outer(basis @ total, total) / count
+    return image, sums["square"] - total.square().sum() / count
+
+
+def nystrom(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values and axes of S ≈ SBᵀ(BSBᵀ)⁻¹BS, from orthonormal rows B and their image BS, (L, D)."""
+    values, vectors = leading_eigenpairs((image @ basis.mT + basis @ image.mT) / 2)
+    kept = values > values[0] * len(values) * torch.finfo(values.dtype).eps
+    root = torch.where(kept, values, torch.inf).rsqrt()[:, None] * (vectors @ image)
+    _, singular_values, axes = torch.linalg.svd(root, full_matrices=False)
+    return singular_values, axes
+
+
+# Three ways to the components of rows in memory -----------------------------------------------
+
+
+def pca_covariance(x: Tensor, k: int) -> Components:
+    """Eigenvectors of the covariance S/(N − 1), from one pass over x (N, D), and from more where the spectrum
+    demands it."""
+    check_components(k, x.shape)
+    view: View | None = first_view(x[:HEAD_ROWS])
+    while view is not None:
+        sums, view = beside(moments(x, view), view)
+        found = spectrum(sums, view, k)
+        view = sharper_view(sums, view, found, k)
+    return _components(found.mean, found.axes[:k], found.singular_values[:k], found.square, x)
+
+
+def pca_svd(x: Tensor, k: int) -> Components:
+    """Right singular vectors of the centred rows, x − μ = U diag(σ) V. Holds a centred copy in float64."""
+    check_components(k, x.shape)
+    mean = x.mean(0, dtype=torch.float64)
+    _, values, axes = torch.linalg.svd(x - mean, full_matrices=False)
+    return _components(mean, axes[:k], values[:k], values.square().sum(), x)
+
+
+def pca_randomised(
+    x: Tensor,
+    k: int,
+    *,
+    oversamples: int = 10,
+    power_iterations: int = 4,
+    generator: torch.Generator | None = None,
+) -> Components:
+    """Components within the range of S^q Ω, Ω random of width k + oversamples, in q + 1 passes.
+
+    As good as the spectrum falls: the error of an axis shrinks by λ_{k+oversamples+1}/λ_k an iteration.
+    """
+    check_components(k, x.shape)
+    size = min(k + oversamples, *x.shape)
+    drawn = torch.randn(size, x.shape[1], generator=generator, dtype=torch.float64, device=x.device)
+    shift, basis = first_view(x[:HEAD_ROWS]).shift, orthonormal_rows(drawn)
+    for remaining in range(power_iterations, -1, -1):
+        sums = power_sums(x, View(shift, basis))
+        image, square = centred_image(sums, basis)
+        if remaining:
+            basis = orthonormal_rows(image)
+    values, axes = nystrom(basis, image)
+    return _components(shift + sums["total"] / len(x), axes[:k], values[:k], square, x)
+
+
+def _components(mean: Tensor, axes: Tensor, values: Tensor, square: Tensor, x: Tensor) -> Components:
+    freedom = max(len(x) - 1, 1)
+    parts = (mean, align_signs(axes), values.square() / freedom, square / freedom)
+    return Components(*(part.to(x.device) for part in parts))
+
+
+def check_components(k: int, shape: tuple[int, ...]) -> None:
+    if len(shape) != 2 or not 1 <= k <= min(shape):
+        raise InputError(
+            f"{k} components of rows of shape {tuple(shape)}",
+            expected="rows (N, D), and from 1 to min(N, D) components",
+            fix="ask for fewer components, or give more rows",
+        )
+
+
+# What components are for ----------------------------------------------------------------------
+
+
+def explained_variance_ratio(variances: Tensor, total_variance: Tensor | float) -> Tensor:
+    """λ_k / Σ_d λ_d; zeros where nothing varies at all."""
+    total = torch.as_tensor(total_variance, dtype=variances.dtype, device=variances.device)
+    return torch.where(total > 0, variances / total, torch.zeros_like(variances))
+
+
+def components_for_share(variances: Tensor, total_variance: Tensor | float, share: float) -> int:
+    """The smallest number of components that explain more than `share` of the variance."""
+    explained = explained_variance_ratio(variances, total_variance).cumsum(0)
+    return min(int((explained <= share).sum()) + 1, len(variances))
+
+
+def project(x: Tensor, mean: Tensor, axes: Tensor) -> Tensor:
+    """Scores V(x − μ) of each row, (N, D) → (N, K), in the precision of x."""
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    mean, columns = mean.to(x.device, dtype), axes.mT.to(x.device, dtype)
+    # Shifted first: a large mean would cost the product its digits. In chunks: a copy would cost memory.
+    return torch.cat([(part - mean) @ columns for part in x.split(slab_rows(x))])
+
+
+def reconstruct(scores: Tensor, mean: Tensor, axes: Tensor) -> Tensor:
+    """x̂ = Vᵀ(scores) + μ: of all points on a K-dimensional plane, on average the nearest (Eckart–Young)."""
+    return torch.addmm(mean.to(scores), scores, axes.to(scores))

@@ -1,0 +1,131 @@
+"""Triton kernel of the scatter Σ zzᵀ of float32 rows, on the tensor cores at nearly float32's accuracy.
+
+N rows, D features; z = (x − s)·c with a shift s and a power of two c for each column.
+
+A number of about 1 is the sum of two halves, z = h + l, of eleven bits each. Of the four products that zzᵀ
+then consists of, hhᵀ, hlᵀ and lhᵀ are taken and llᵀ, 2⁻²² of the whole, is left out. Only tiles on and above
+the diagonal are computed. A program adds up few rows, because tensor cores cut digits off when they add; the
+sums of all programs are added in float64.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Tile(NamedTuple):
+    """Shape of a program's work, and how it is run."""
+
+    rows: int
+    """That one program adds up."""
+    columns: int
+    step: int
+    """Rows of one product."""
+    warps: int
+    stages: int
+
+
+TILE = Tile(1024, 128, 32, 8, 3)
+PARTIAL_NUMBERS = 1 << 25
+"""Of sums that are held before they are added in float64."""
+
+
+@triton.jit
+def _halves(x, first, columns, rows, features, shift_ptr, factor_ptr, START, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """z of STEP rows in some columns, as two halves, and itself."""
+    n = START + tl.arange(0, STEP)
+    inside = (first + n < rows)[:, None] & (columns < features)[None, :]
+    shift = tl.load(shift_ptr + columns, mask=columns < features, other=0.0)
+    factor = tl.load(factor_ptr + columns, mask=columns < features, other=0.0)
+    value = tl.load(x + n[:, None] * features + columns[None, :], mask=inside, other=0.0)
+    z = tl.where(inside, (value - shift[None, :]) * factor[None, :], 0.0)
+    high = z.to(tl.float16)
+    return z, high, (z - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def _scatter(  # type: ignore[no-untyped-def]
+    x_ptr,
+    shift_ptr,
+    factor_ptr,
+    total_ptr,
+    gram_ptr,
+    rows,
+    features,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    tiles = tl.cdiv(features, COLUMNS)
+    i, j, part = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
+    if j < i:
+        return
+    left, right = i * COLUMNS + tl.arange(0, COLUMNS), j * COLUMNS + tl.arange(0, COLUMNS)
+    first = part.to(tl.int64) * ROWS
+    x = x_ptr + first * features
+    gram = tl.zeros((COLUMNS, COLUMNS), tl.float32)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for start in range(0, ROWS, STEP):
+        z, high, low = _halves(x, first, left, rows, features, shift_ptr, factor_ptr, start, STEP)
+        _, right_high, right_low = _halves(
+            x, first, right, rows, features, shift_ptr, factor_ptr, start, STEP
+        )
+        gram = tl.dot(tl.trans(low), right_high, gram)
+        gram = tl.dot(tl.trans(high), right_low, gram)
+        gram = tl.dot(tl.trans(high), right_high, gram)
+        total += tl.sum(z, 0)
+    inside = (left < features)[:, None] & (right < features)[None, :]
+    place = part.to(tl.int64) * features * features + left[:, None] * features + right[None, :]
+    tl.store(gram_ptr + place, gram, mask=inside)
+    if i == j:
+        tl.store(total_ptr + part.to(tl.int64) * features + left, total, mask=left < features)
+
+
+def partial_sums(x: Tensor, shift: Tensor, factor: Tensor, tile: Tile = TILE) -> tuple[Tensor, Tensor]:
+    """Σ z (P, D) and the upper tiles of Σ zzᵀ (P, D, D), in float32, of each `tile.rows` rows of x (N, D)."""
+    rows, features = x.shape
+    parts, tiles = triton.cdiv(rows, tile.rows), triton.cdiv(features, tile.columns)
+    total = torch.empty(parts, features, device=x.device)
+    gram = torch.empty(parts, features, features, device=x.device)
+    _scatter[(tiles * tiles, parts)](
+        x.contiguous(), shift.float(), factor.float(), total, gram, rows, features,
+        ROWS=tile.rows, COLUMNS=tile.columns, STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return total, gram
+
+
+def scatter_sums(
+    x: Tensor, shift: Tensor, checked: int, columns: slice, tile: Tile = TILE
+) -> dict[str, Tensor]:
+    """What `quire.functional.scatter.moments` gives for z = x − s; one product of `checked` is taken twice,
+    with some of its columns."""
+    features = x.shape[1]
+    # Columns of about 1 keep both halves within the range of half precision.
+    spread = (x[: tile.rows].double() - shift).square().mean(0).sqrt()
+    factor = torch.where(spread > 0, torch.exp2(-spread.log2().round()), 1.0)
+    whole = torch.outer(factor, factor)
+    total, gram = shift.new_zeros(features), shift.new_zeros(features, features)
+    error, squares, some = torch.zeros_like(gram[:, columns]), shift.new_zeros(()), shift.new_zeros(())
+    for part in x.split(tile.rows * max(1, PARTIAL_NUMBERS // features**2)):
+        totals, grams = partial_sums(part, shift, factor, tile)
+        total += totals.sum(0, dtype=torch.float64) / factor
+        gram += grams.sum(0, dtype=torch.float64) / whole
+        sample = part[: len(part) // tile.rows * tile.rows].view(-1, tile.rows, features)[::checked]
+        if not len(sample):
+            sample, grams = part[None], grams[:1]
+        z = (sample.double() - shift).flatten(0, 1)
+        twice = symmetric(grams[: len(sample) * checked : checked].sum(0, dtype=torch.float64) / whole)
+        error += twice[:, columns] - z.mT @ z[:, columns]
+        squares += z.square().sum()
+        some += z[:, columns].square().sum()
+    sums = {"total": total, "gram": symmetric(gram)}
+    return sums | {"error": error, "checked": squares, "checked_columns": some}
+
+
+def symmetric(upper: Tensor) -> Tensor:
+    return upper.triu() + upper.triu(1).mT

@@ -1,0 +1,335 @@
+"""K-means from sums over rows.
+
+N rows, B rows of a batch, D features, K clusters, R starts at once, M rows that empty clusters want.
+
+    J = Σ_n w_n min_k ‖x_n − c_k‖²,    c_k ← Σ w x / Σ w over the rows nearest to c_k
+
+A sweep gives each start the sums and counts of its clusters. Where a cluster came out empty, the start keeps
+its centres for one more sweep, which finds the rows farthest from their centres; each empty cluster then
+takes one of these. As sums must add up, each batch puts its candidates into places of its own.
+
+The field "weight" (B,) weighs rows; without it each counts once. Centres are float64 whatever the rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self, final, get_args
+
+import torch
+from torch import Tensor
+
+from quire.data.batch import Batch, Data, in_order
+from quire.errors import InputError, unknown_name
+from quire.functional.clusters import (
+    Farthest,
+    centre_update,
+    farthest_rows,
+    inertia,
+    inertia_from_sums,
+    kmeans_plusplus,
+    random_rows,
+    relocate_empty,
+    squared_distances,
+)
+from quire.functional.nearest import Backend, cluster_sums, nearest_centres, pieces
+from quire.train.statistics import StatisticsTask, Swept, as_rows
+from quire.train.task import TASKS, Weight
+
+Start = Literal["k-means++", "random"]
+WEIGHT = "weight"
+SAMPLE_ROWS = 2**17
+ROWS_PER_CLUSTER = 2**7
+"""First centres are chosen among so many rows, or so many for each cluster if that is more."""
+EXACT = 8 * torch.finfo(torch.float64).eps
+"""Centres that move by no more than this part of them have not moved."""
+
+
+class _Control(NamedTuple):
+    """The buffers of the same names, as numbers; the last three for each start."""
+
+    radius: float
+    mass: float
+    rows: int
+    batches: int
+    active: list[float]
+    wanted: list[float]
+    inertia: list[float]
+
+
+@final
+@TASKS.register("kmeans")
+class KMeansTask(StatisticsTask):
+    """The K centres with the smallest J, from R starts at once; the best of them answers."""
+
+    def __init__(
+        self,
+        features: int,
+        clusters: int,
+        *,
+        init: str = "k-means++",
+        starts: int = 1,
+        tol: float = 1e-4,
+        max_iter: int = 300,
+        backend: Backend = "auto",
+    ) -> None:
+        """A start is done when Σ ‖c_new − c‖² is at most `tol` times the mean variance of a feature, which it
+        is at the latest when no row changes its cluster, or after `max_iter` updates."""
+        super().__init__()
+        if init not in get_args(Start):
+            raise unknown_name("start", init, get_args(Start))
+        for name, value, least in (
+            ("features", features, 1), ("clusters", clusters, 1), ("starts", starts, 1), ("tol", tol, 0),
+            ("max_iter", max_iter, 1),
+        ):  # fmt: skip
+            if not value >= least:
+                raise InputError(f"{name} {value}", expected=f"{name} >= {least}")
+        self.features, self.clusters, self.starts, self.init = features, clusters, starts, init
+        self.tol, self.max_iter, self.backend = tol, max_iter, backend
+
+        def add(name: str, *shape: int, value: float = 0.0, dtype: torch.dtype = torch.float64) -> None:
+            self.register_buffer(name, torch.full(shape, value, dtype=dtype))
+
+        add("centres", starts, clusters, features)
+        add("inertia", starts, value=torch.inf)
+        add("active", starts, value=True, dtype=torch.bool)
+        add("iterations", starts, value=0, dtype=torch.int64)
+        add("wanted", starts, value=0, dtype=torch.int64)
+        add("best", value=0, dtype=torch.int64)
+        add("layout", 2, value=0, dtype=torch.int64)
+        add("shift", features)
+        add("variance")
+        add("squares")
+        add("radius")
+        add("mass")
+        self.trace: list[list[float]] = []
+        """J of all starts, sweep by sweep; infinite before a start's first."""
+        self._known: _Control | None = None
+
+    centres: Tensor
+    """(R, K, D)"""
+    inertia: Tensor
+    """J of each start before its last update, or of its last centres once training is finished, (R,)."""
+    active: Tensor
+    """Which starts go on, (R,)."""
+    iterations: Tensor
+    """How often the centres of each start were moved, (R,)."""
+    wanted: Tensor
+    """Rows that the empty clusters of each start wait for, (R,)."""
+    best: Tensor
+    """The start with the smallest J."""
+    layout: Tensor
+    """Rows and batches of a sweep."""
+    shift: Tensor
+    """A point amid the rows, (D,), which the next four are about."""
+    variance: Tensor
+    """Mean variance of a feature, each row counted once."""
+    squares: Tensor
+    """Σ w‖x − shift‖²."""
+    radius: Tensor
+    """max ‖x − shift‖."""
+    mass: Tensor
+    """Σ w."""
+
+    @property
+    def learned(self) -> int:
+        return self.clusters * self.features
+
+    # -- Learning ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def start(self, data: Data, generator: torch.Generator) -> None:
+        """Survey the rows, and choose the first centres of each start among them."""
+        if len(data) < self.clusters:
+            raise InputError(
+                f"{len(data)} rows for {self.clusters} clusters",
+                expected=f"at least {self.clusters} rows",
+                fix="ask for fewer clusters",
+            )
+        most, rows = max(SAMPLE_ROWS, ROWS_PER_CLUSTER * self.clusters), torch.arange(len(data))
+        if len(data) > most:
+            drawn = torch.randint(len(data), (most,), generator=generator, device=generator.device)
+            rows = drawn.unique().cpu()
+        sample = data.take(rows).to(self.shift.device)
+        x, weights = as_rows(sample.inputs), sample.fields.get(WEIGHT)
+        if self.init == "random":
+            chosen = random_rows(
+                len(x), self.clusters, generator, weights=weights, starts=self.starts, device=x.device
+            )
+        else:
+            chosen = kmeans_plusplus(x, self.clusters, generator, weights=weights, starts=self.starts)
+        self.begin(data, x[chosen].double())
+
+    @torch.no_grad()
+    def begin(self, data: Data, centres: Tensor) -> None:
+        """Stand at these centres, (R, K, D) or (K, D) for all, as when a run on `data` begins."""
+        self._survey(data)
+        self.centres.copy_(centres)
+        self.inertia.fill_(torch.inf)
+        self.active.fill_(True)
+        for buffer in (self.iterations, self.wanted, self.best, self.layout):
+            buffer.zero_()
+        self.trace = []
+        self._known = None
+
+    def load_state_dict(self, *given: Any, **options: Any) -> Any:
+        self._known = None
+        return super().load_state_dict(*given, **options)
+
+    def _control(self) -> _Control:
+        """What the course of things depends on, as numbers. A GPU is waited for once a sweep."""
+        if self._known is None:
+            parts = (self.radius, self.mass, self.layout, self.active, self.wanted, self.inertia)
+            numbers = torch.cat([part.reshape(-1).double() for part in parts]).tolist()
+            radius, mass, rows, batches, *rest = numbers
+            active, wanted, heights = (rest[i * self.starts : (i + 1) * self.starts] for i in range(3))
+            self._known = _Control(radius, mass, int(rows), int(batches), active, wanted, heights)
+        return self._known
+
+    def _survey(self, data: Data) -> None:
+        """What does not change from sweep to sweep, in one pass about a provisional mean."""
+        first = second = torch.zeros_like(self.shift)
+        largest = torch.zeros_like(self.radius)
+        for buffer in (self.squares, self.mass):
+            buffer.zero_()
+        for number, batch in enumerate(in_order(data)):
+            batch = batch.to(self.shift.device)
+            rows, weights = as_rows(batch.inputs), batch.fields.get(WEIGHT)
+            for part in pieces(rows):
+                if number == part.start == 0:
+                    # Rounded to the rows' own type, so that taking it off them means the same everywhere.
+                    self.shift.copy_(rows[part].double().mean(0).to(rows.dtype))
+                x = rows[part].double() - self.shift
+                first = first + x.sum(0)
+                second, squared = second + x.square_().sum(0), x.sum(1)
+                weight = torch.ones_like(squared) if weights is None else weights[part].double()
+                self.squares += weight @ squared
+                self.mass += weight.sum()
+                largest = torch.maximum(largest, squared.max())
+        self.radius.copy_(largest.sqrt())
+        self.variance.copy_((second / len(data) - (first / len(data)).square()).clamp_min(0).mean())
+
+    @torch.no_grad()
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """Sums and counts of each active start, and candidates for the empty clusters of those that wait."""
+        x, weights = as_rows(batch.inputs), batch.fields.get(WEIGHT)
+        sums, counts = torch.zeros_like(self.centres), torch.zeros_like(self.centres[..., 0])
+        now = self._control()
+        most = int(max(now.wanted))
+        far = self.centres.new_zeros(self.starts, max(now.batches, 1), most, self.features + 4)
+        for r in range(self.starts):
+            if not now.active[r]:
+                continue
+            found = cluster_sums(
+                x, self.centres[r], weights=weights, shift=self.shift, radius=now.radius, backend=self.backend
+            )
+            sums[r], counts[r] = found.sums, found.counts
+            if now.wanted[r]:
+                some = farthest_rows(x, self.centres[r], found.labels, int(now.wanted[r]), weights=weights)
+                place = int(batch.rows[0]) * now.batches // now.rows
+                columns = (torch.ones_like(some.squared), some.squared, some.labels, some.weights)
+                far[r, place, : len(some.squared)] = torch.cat([torch.stack(columns, 1), some.rows], 1)
+        layout = torch.full_like(self.layout, 1)
+        layout[0] = len(x)
+        return {"sums": sums, "counts": counts, "layout": layout} | ({"far": far} if most else {})
+
+    @torch.no_grad()
+    def update(self, totals: Mapping[str, Tensor]) -> Swept:
+        """c_k ← S_k / n_k of the active starts; done when none of them moves."""
+        sums, counts = totals["sums"], totals["counts"]
+        found = inertia_from_sums(
+            self.centres - self.shift, sums - counts[..., None] * self.shift, counts, self.squares
+        )
+        self.inertia.copy_(torch.where(self.active, found, self.inertia))
+        empty = (counts == 0).sum(1)
+        waits = self.active & (empty > 0) & (self.wanted == 0)
+        if "far" in totals:
+            sums, counts = sums.clone(), counts.clone()
+            for r in self.wanted.nonzero()[:, 0].tolist():
+                far = _farthest(totals["far"][r], int(self.wanted[r]))
+                sums[r], counts[r] = relocate_empty(sums[r], counts[r], far)
+        goes = self.active & ~waits
+        new = torch.where(goes[:, None, None], centre_update(sums, counts), self.centres)
+        moved = (new - self.centres).square().sum((1, 2))
+        limit = torch.maximum(self.tol * self.variance, EXACT**2 * self.centres.square().sum((1, 2)))
+        self.centres.copy_(new)
+        self.iterations += goes
+        self.active &= ~(goes & ((moved <= limit) | (self.iterations >= self.max_iter)))
+        self.wanted.copy_(torch.where(waits, empty, 0))
+        self.layout.copy_(totals["layout"])
+        self.best.copy_(self.inertia.argmin())
+        self._known = None
+        now = self._control()
+        self.trace.append(list(now.inertia))
+        return Swept(min(now.inertia) / now.mass, not any(now.active))
+
+    @torch.no_grad()
+    def finish(self, data: Data, validation: Data | None) -> None:
+        """J of each start's last centres, and which start is the best."""
+        totals = torch.zeros_like(self.inertia)
+        for batch in in_order(data):
+            batch = batch.to(self.shift.device)
+            x, weights = as_rows(batch.inputs), batch.fields.get(WEIGHT)
+            for r, centres in enumerate(self.centres):
+                labels = nearest_centres(x, centres, shift=self.shift, backend=self.backend)
+                totals[r] += inertia(x, centres, labels, weights=weights)
+        self.inertia.copy_(totals)
+        self.best.copy_(totals.argmin())
+
+    # -- Judging and predicting ----------------------------------------------------------------
+
+    def weigh(self, batch: Batch) -> dict[str, Weight]:
+        weights = batch.fields.get(WEIGHT)
+        return {"inertia": float(len(batch)) if weights is None else weights.sum()}
+
+    @torch.no_grad()
+    def terms(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
+        squared, weights = self._nearest(as_rows(batch.inputs))[1], batch.fields.get(WEIGHT)
+        return {"inertia": squared.sum() if weights is None else (squared * weights).sum()}
+
+    @torch.no_grad()
+    def loss_each(self, batch: Batch) -> dict[str, Tensor]:
+        return {"inertia": self._nearest(as_rows(batch.inputs))[1]}
+
+    def _nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Label and squared distance of each row under the best start."""
+        if x.shape[1] != self.features:
+            raise InputError(f"rows of {x.shape[1]} features", expected=f"{self.features} features")
+        centres = self.centres[self.best]
+        labels = nearest_centres(x, centres, shift=self.shift, backend=self.backend)
+        return labels, squared_distances(x, centres, labels)
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+        """The nearest centre of each row (B,), and the distance to it (B,)."""
+        if mode != "mode":
+            raise unknown_name("mode", mode, ["mode"])
+        x = as_rows(inputs)
+        labels, squared = self._nearest(x)
+        return {"cluster": labels, "distance": squared.sqrt().to(x.dtype)}
+
+    # -- Saving --------------------------------------------------------------------------------
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "task": "kmeans",
+            "features": self.features,
+            "clusters": self.clusters,
+            "init": self.init,
+            "starts": self.starts,
+            "tol": self.tol,
+            "max_iter": self.max_iter,
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
+        return cls(**{name: value for name, value in spec.items() if name != "task"})
+
+
+def _farthest(places: Tensor, count: int) -> Farthest:
+    """The `count` farthest of all batches' candidates (…, M, D + 4): present, ‖x − c‖², label, weight, x."""
+    candidates = places.flatten(0, 1)
+    candidates = candidates[candidates[:, 0] > 0]
+    order = candidates[:, 1].sort(descending=True, stable=True).indices[:count]
+    _, squared, label, weight = candidates[order, :4].unbind(1)
+    return Farthest(squared, label.long(), weight, candidates[order, 4:])
