@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from quire.data.batch import as_judged
+from quire.data.batch import as_judged, ordered
 from quire.data.columns import Label
 from quire.data.images import ImagePreparation, fingerprint
 from quire.data.loaded import Prepared, Prepares
@@ -158,7 +158,7 @@ class Run:
             options = {"score_threshold": score}
         done = 0
         rows = min(BATCH, evaluation_batch(self.task, prepared.data)) if images else BATCH
-        for batch in prepared.data.batches(torch.arange(len(prepared.data)), rows):
+        for batch in ordered(prepared.data, rows):
             batch = batch.to(self.device)
             names = prepared.lines[done : done + len(batch)]
             done += len(batch)

@@ -19,6 +19,8 @@ from quire.errors import InputError
 # Rows are gathered for many batches at once: one large copy instead of many small ones,
 # bounded so that a shuffled epoch never doubles the memory that a large set needs.
 GATHER_BYTES = 64 * 2**20
+ORDER_NUMBERS = 2**20
+"""Row numbers that are made at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +166,19 @@ class TensorData:
 def in_order(data: Data, numbers: int = 2**22) -> Iterator[Batch]:
     """All rows in their order: what lies in memory as one batch that copies nothing, anything else in batches
     of about `numbers` inputs."""
-    rows = torch.arange(len(data))
     if isinstance(data, TensorData):
-        yield Batch(data.fields, rows, data.complete)
+        yield Batch(data.fields, torch.arange(len(data)), data.complete)
         return
-    yield from data.batches(rows, max(1, numbers // max(data.row_size, 1)))
+    yield from ordered(data, max(1, numbers // max(data.row_size, 1)))
+
+
+def ordered(data: Data, batch_size: int, rows: int | None = None) -> Iterator[Batch]:
+    """Batches of all rows, or of the first `rows`, in their order; their numbers are made as they are needed,
+    since those of a large file alone would fill a memory."""
+    count = len(data) if rows is None else min(rows, len(data))
+    step = batch_size * max(1, ORDER_NUMBERS // batch_size)
+    for start in range(0, count, step):
+        yield from data.batches(torch.arange(start, min(start + step, count)), batch_size)
 
 
 def as_judged(data: Data) -> Data:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import quire
-from quire.data.batch import Batch, Data, as_judged
+from quire.data.batch import Batch, Data, as_judged, ordered
 from quire.data.images import fingerprint
 from quire.data.loaded import LoadedData
 from quire.errors import InputError, QuireError
@@ -51,6 +51,8 @@ Measures = dict[str, dict[str, float]]
 # What may differ between a run and its resumption without its being another run.
 MAY_CHANGE = {"epochs", "steps", "sweeps", "out", "resume", "overwrite", "device", "json", "quiet", "debug"}
 LEVEL = 0.9
+MOST_PREDICTIONS = 200_000
+"""Rows whose predictions are kept with a run; `quire predict` gives those of any file."""
 PARAMETRISED = "parametrizations"
 """Where PyTorch keeps what a layer's weights are computed by, such as their norm."""
 
@@ -306,7 +308,7 @@ def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, line
     mode = "interval" if values else "mode"
     tables = []
     done = 0
-    for batch in part.batches(torch.arange(len(part)), evaluation_batch(task, part)):
+    for batch in ordered(part, evaluation_batch(task, part), MOST_PREDICTIONS):
         batch = batch.to(task.device)
         predicted = task.predict(batch.inputs, mode, level=LEVEL)
         names = lines[done : done + len(batch)]

@@ -150,7 +150,6 @@ class ContrastiveOptions(ComparingOptions):
     projection: int = 64
     """Numbers that views are compared by while training; 0 compares codes."""
     augment: Changes = field(default_factory=lambda: Changes(cut_out=0.0, bend=0.06, rotate=20.0, shear=0.3))
-    train: Train = field(default_factory=lambda: Train(batch_size=256, restore="last"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,7 +204,7 @@ def semi_supervised(options: SemiSupervisedOptions) -> Plan:
         teaching=Teaching(few.inputs, few.target, weak, strong),
         inputs=few.whole.inputs(unit=False),
     )
-    return few_labels_plan(task, few, options, epochs=15, builtin_epochs=60, strong=strong)
+    return few_labels_plan(task, few, options, epochs=15, builtin_epochs=120, strong=strong)
 
 
 @recipe(
@@ -222,7 +221,7 @@ def contrastive(options: ContrastiveOptions) -> Plan:
         "info_nce", temperature=options.temperature, answer="linear", neighbours=options.neighbours,
         compared=options.train.batch_size or 256,
     )  # fmt: skip
-    return embedding_plan(options, rules, options.projection, epochs=30, builtin_epochs=100)
+    return embedding_plan(options, rules, options.projection, epochs=20, builtin_epochs=60)
 
 
 @recipe(

@@ -142,11 +142,13 @@ def _marginals(task: Variational | Adversarial, found: Unlabelled) -> Picture:
     preparation = found.data.preparation
     assert isinstance(preparation, Preparation)
     rows = on_device(task, found.shown.take(spread(found.shown, JUDGED)))
-    asked = rows.fields[LABEL].clamp(min=0) if task.classes else None
-    made = task.sample(len(rows), asked)
+    asked = None
+    if task.classes:  # as often as in the data
+        asked = rows.fields[LABEL].clamp(min=0)[torch.arange(JUDGED, device=task.device) % len(rows)]
+    made = task.sample(JUDGED, asked)
     data, samples = (rows_in_units(preparation, part) for part in (rows.inputs, made))
     columns = [Column(name, _values(data[name]), _values(samples[name])) for name in data.column_names]
-    said = "How the values of each column are spread: rows that were not trained on, and as many samples."
+    said = f"How the values of each column are spread: rows that were not trained on, and {JUDGED:,} samples."
     return Picture("samples", "Data and samples", said, marginals_figure(columns))
 
 

@@ -58,7 +58,7 @@ class EmbeddingRules:
     """neighbours: the votes of the nearest references. linear: softmax regression on their codes."""
     neighbours: int = 5
     """k of votes and of precision_at_k."""
-    penalty: float = 0.03
+    penalty: float = 0.01
     """λ of the regression's weights."""
     compared: int = 256
     """Rows that are compared with each other when the loss is judged, as many as in a training batch."""

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.data.batch import Data
+from quire.data.batch import Data, ordered
 from quire.errors import InputError, nearest
 from quire.train.sums import add_to
 from quire.train.task import Task, Weight
-
-EVALUATION_BATCH = 1024
 
 
 @torch.no_grad()
@@ -31,7 +29,7 @@ def evaluate(
     tallies: dict[str, Any] = {}
     weights: dict[str, Weight] = {}
     device = task.device
-    for batch in data.batches(torch.arange(len(data))[:rows], batch_size or evaluation_batch(task, data)):
+    for batch in ordered(data, batch_size or evaluation_batch(task, data), rows):
         batch = batch.to(device)
         part, tally = task.judge(batch)
         add_to(weights, task.weigh(batch))
@@ -44,7 +42,7 @@ def evaluate(
 
 def evaluation_batch(task: Task, data: Data) -> int:
     """Rows that are judged at once."""
-    return max(1, min(EVALUATION_BATCH, task.evaluation_numbers // max(data.row_size, 1)))
+    return max(1, min(task.evaluation_rows, task.evaluation_numbers // max(data.row_size, 1)))
 
 
 def _wide(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class StatisticsTask(Task):
     """
 
     answers_target = False
+    evaluation_rows = 2**16
+    evaluation_numbers = 2**22
 
     @property
     @abstractmethod

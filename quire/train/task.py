@@ -73,6 +73,9 @@ class Task(nn.Module, ABC):
 
     higher_is_better: ClassVar[frozenset[str]] = frozenset({"accuracy", "f1", "r2"})
 
+    evaluation_rows: ClassVar[int] = 1024
+    """Rows that are judged at once; more where a row takes little work."""
+
     evaluation_numbers: ClassVar[int] = 2**24
     """Input numbers that are judged at once; fewer where a model makes many of each."""
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from quire.data.batch import in_order
+from quire.data.batch import in_order, ordered
 from quire.data.load import load_table
 from quire.data.streamed import (
     NumpyRows,
@@ -123,6 +123,16 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", numbers(20, 2))
     with pytest.raises(DataError, match="the 3 of training"):
         scaled_rows(tmp_path / "e.npy", good.preparation)
+
+
+def test_the_order_is_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_streamed(files(tmp_path, numbers())[0], RowOptions(), seed=1).train
+    whole = torch.cat([batch.inputs for batch in data.batches(torch.arange(len(data)), 50)])
+    monkeypatch.setattr("quire.data.batch.ORDER_NUMBERS", 120)  # two batches of 50
+    parts = list(ordered(data, 50, rows=333))
+    assert torch.equal(torch.cat([batch.inputs for batch in parts]), whole[:333])
+    assert torch.equal(torch.cat([batch.rows for batch in parts]), torch.arange(333))
+    assert [len(batch) for batch in parts] == [50] * 6 + [33]
 
 
 def test_stretches_are_found_in_the_file(tmp_path: Path) -> None:
