@@ -167,7 +167,7 @@ def softmax_regression(
     weight = torch.zeros(classes, codes.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
     solver = torch.optim.LBFGS(
-        [weight, bias], max_iter=steps, tolerance_grad=1e-4, tolerance_change=1e-12, history_size=20,
+        [weight, bias], max_iter=steps, tolerance_grad=1e-5, tolerance_change=1e-12, history_size=20,
         line_search_fn="strong_wolfe",
     )  # fmt: skip
 

@@ -8,27 +8,25 @@ nothing: a run ends with its last weights, so that no more labels are used than 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from quire.errors import InputError
 from quire.options import Optim, Schedule, Train, Tune, check_range
-from quire.recipes.base import Expectation, recipe, refuse_input_noise
-from quire.recipes.unlabelled import Unlabelled, UnlabelledDescent, load_unlabelled
+from quire.recipes.base import Expectation, recipe
+from quire.recipes.unlabelled import UnlabelledDescent
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from quire.nn.views import Views
+    from quire.recipes.few_labels_data import Few
     from quire.recipes.plan import Plan
 
+LEAST_STEPS = 600
+"""Few rows are learned for more epochs, so that there are so many steps, unless --epochs or --steps says
+otherwise."""
 MOST_REFERENCES = 2000
 """Rows that are kept with a run to be compared with; of more labels an even selection."""
-BORDER_SAMPLE = 256
-"""Training images that the colour around images is taken from."""
-WEAK_NOISE = 0.3
-"""Noise of a slightly changed row, as a share of --rows.noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +94,6 @@ class FewLabelsOptions(UnlabelledDescent):
 
     labels: int | None = 100
     """Training rows whose class is used; None uses all."""
-    unlabelled: Path | None = None
-    """More images or rows without a class, to learn from: a folder, or a file with the same columns."""
     target: str | None = None
     """Column of a table that holds the classes."""
     augment: Changes = field(default_factory=Changes)
@@ -109,7 +105,12 @@ class FewLabelsOptions(UnlabelledDescent):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "--", labels=">= 1")
-        refuse_input_noise(self.train, "views of rows", "use --rows.noise for tables, --augment for images")
+        if self.train.noise.inputs:
+            raise InputError(
+                f"--train.noise.inputs {self.train.noise.inputs:g} with a recipe of few labels",
+                expected="changes that make views of a row",
+                fix="use --rows.noise for tables, --augment for images",
+            )
         if self.tune != Tune():
             raise InputError(
                 "--tune with a recipe of few labels",
@@ -120,6 +121,8 @@ class FewLabelsOptions(UnlabelledDescent):
 
 @dataclass(frozen=True, kw_only=True)
 class SemiSupervisedOptions(FewLabelsOptions):
+    unlabelled: Path | None = None
+    """More images or rows without a class, to learn from: a folder, or a file with the same columns."""
     method: Literal["consistency", "autoencode"] = "consistency"
     """consistency: answers to a slightly changed row are the labels of its strongly changed view.
     autoencode: the code that classes are read from must also give back the row."""
@@ -134,17 +137,11 @@ class SemiSupervisedOptions(FewLabelsOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparingOptions(FewLabelsOptions):
+class ContrastiveOptions(FewLabelsOptions):
+    unlabelled: Path | None = None
+    """More images or rows without a class, to learn from: a folder, or a file with the same columns."""
     neighbours: int = 5
     """Labelled rows that are looked up for a row."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self, "--", neighbours=">= 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContrastiveOptions(ComparingOptions):
     temperature: float = 0.2
     """τ by which likeness is divided: the smaller, the more the most similar rows count."""
     projection: int = 64
@@ -153,11 +150,13 @@ class ContrastiveOptions(ComparingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "--", temperature="> 0", projection=">= 0")
+        check_range(self, "--", neighbours=">= 1", temperature="> 0", projection=">= 0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiameseOptions(ComparingOptions):
+class SiameseOptions(FewLabelsOptions):
+    neighbours: int = 5
+    """Labelled rows that are looked up for a row."""
     loss: Literal["siamese", "triplet", "cosine"] = "siamese"
     margin: float | None = None
     """Of siamese and triplet a distance, of cosine a likeness; without it 1, 0.5 and 0.5."""
@@ -165,13 +164,7 @@ class SiameseOptions(ComparingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "--", margin=">= 0")
-        if self.unlabelled is not None:
-            raise InputError(
-                "--unlabelled with the recipe 'siamese'",
-                expected="rows with classes, which alone make pairs",
-                fix="use 'quire train contrastive' or 'quire train semi-supervised'",
-            )
+        check_range(self, "--", neighbours=">= 1", margin=">= 0")
 
 
 @recipe(
@@ -186,6 +179,7 @@ def semi_supervised(options: SemiSupervisedOptions) -> Plan:
 
     from quire.models.autoencoder import Autoencoder, AutoencoderConfig
     from quire.models.embedding import Embedding, EmbeddingConfig
+    from quire.recipes.few_labels_data import coder_options, make_views, open_few
     from quire.tasks.semi import SemiSupervised, SemiSupervisedRules, Teaching
 
     few = open_few(options)
@@ -243,121 +237,8 @@ def siamese(options: SiameseOptions) -> Plan:
 # What the recipes share -----------------------------------------------------------------------------
 
 
-class Few(NamedTuple):
-    """Data with few labels, and the labelled rows by themselves."""
-
-    whole: Unlabelled
-    rows: Tensor
-    """Their numbers in the training part."""
-    inputs: Tensor
-    target: Tensor
-    notes: list[str]
-
-
-def open_few(options: FewLabelsOptions, *, only_labelled: bool = False) -> Few:
-    """The user's data or digits; of the training part most labels are hidden, or the rows without one left
-    out."""
-    import torch
-
-    from quire.data.few_labels import choose_labelled, hide_labels, with_unlabelled
-
-    whole = load_unlabelled(options, "digits", need_classes=True)
-    data: Any = whole.data
-    if data.test is None and data.validation is None:
-        part = "images" if whole.images else "table"
-        raise InputError(
-            "no validation and no test part",
-            expected="rows to judge by, since few of the training rows have a class",
-            fix=f"leave out --{part}.validation 0 and --{part}.test 0",
-        )
-    _refuse_other_changes(options, whole)
-    train: Any = data.train
-    rows = choose_labelled(train.target, len(whole.classes), options.labels, options.seed)
-    known = train.take(rows)
-    if only_labelled:
-        names = data.lines("train")[rows.numpy()]
-        train, kept = train.subset(rows), torch.arange(len(rows))
-        notes = [f"{len(rows):,} of {len(data.train):,} training rows are used, with their classes"]
-        data = replace(data, train=train, **_named(data, names, rows))
-    else:
-        kept = rows
-        train = hide_labels(train, rows)
-        if options.unlabelled is not None:
-            train = with_unlabelled(train, read_unlabelled(options, whole))
-        notes = [f"{len(rows):,} of {len(train):,} training rows are used with their classes"]
-        data = replace(data, train=train)
-    return Few(replace(whole, data=data), kept, known.inputs, known.target, notes)
-
-
-def _named(data: Any, names: Any, rows: Tensor) -> dict[str, Any]:
-    """Where the rows of a smaller training part stand in the source, as a table or images remember it."""
-    if hasattr(data, "names"):
-        return {"names": {**data.names, "train": names}}
-    return {"rows": {**data.rows, "train": data.rows["train"][rows]}}
-
-
-def read_unlabelled(options: FewLabelsOptions, whole: Unlabelled) -> Any:
-    """Rows or images beside the data, prepared like it."""
-    from quire.recipes.unlabelled import is_images
-
-    assert options.unlabelled is not None
-    if is_images(options.unlabelled) != whole.images:
-        raise InputError(
-            f"--unlabelled {options.unlabelled}",
-            expected="images" if whole.images else "a table with the columns of --data",
-            fix="give more of what --data holds",
-        )
-    reading = options.images if whole.images else options.table
-    preparation = whole.data.preparation
-    return preparation.transform(preparation.read(options.unlabelled, reading)).data
-
-
-def make_views(options: FewLabelsOptions, whole: Unlabelled) -> tuple[Views, Views]:
-    """Slight and strong changes."""
-    from quire.nn.views import ImageViews, RowViews
-
-    if not whole.images:
-        noise = WEAK_NOISE * options.rows.noise
-        return RowViews(noise=noise), RowViews(**asdict(options.rows))
-    around, changes = background(whole), options.augment
-    return ImageViews(around, shift=changes.shift / 2, flip=changes.flip), ImageViews(
-        around, **asdict(changes)
-    )
-
-
-def background(whole: Unlabelled) -> list[float]:
-    """The median of the outermost pixels of training images, by channel: paper, or the middle of what
-    photographs end in."""
-    import torch
-
-    train: Any = whole.data.train
-    rows = torch.linspace(0, len(train) - 1, min(len(train), BORDER_SAMPLE)).long()
-    images = train.take(rows).inputs.float().transpose(0, 1)  # (C, N, H, W)
-    edges = [images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1]]
-    found: list[float] = torch.cat([edge.flatten(1) for edge in edges], 1).median(1).values.tolist()
-    return found
-
-
-def coder_options(options: FewLabelsOptions, whole: Unlabelled) -> dict[str, Any]:
-    chosen = asdict(options.model)
-    if chosen["kind"] == "auto":
-        chosen["kind"] = "convolutional" if whole.images else "dense"
-    return {"shape": whole.shape, **chosen}
-
-
-def _refuse_other_changes(options: FewLabelsOptions, whole: Unlabelled) -> None:
-    """Options that would be ignored."""
-    name, what = ("rows", "images") if whole.images else ("augment", "a table")
-    if getattr(options, name) != getattr(type(options)(), name):
-        raise InputError(
-            f"--{name} options with {what}",
-            expected="changes of the data that is given",
-            fix=f"use --{'augment' if whole.images else 'rows'}",
-        )
-
-
 def embedding_plan(
-    options: ComparingOptions,
+    options: FewLabelsOptions,
     rules: Any,
     projection: int,
     *,
@@ -370,6 +251,7 @@ def embedding_plan(
     from quire.data.few_labels import choose_labelled
     from quire.models.embedding import Embedding as EmbeddingNet
     from quire.models.embedding import EmbeddingConfig
+    from quire.recipes.few_labels_data import coder_options, make_views, open_few
     from quire.tasks.embedding import Embedding, References
 
     few = open_few(options, only_labelled=only_labelled)
@@ -382,15 +264,8 @@ def embedding_plan(
         kept = choose_labelled(few.target, classes, max(MOST_REFERENCES, classes), options.seed)
         few.notes.append(f"{len(kept):,} labelled rows are kept to compare with")
     references = References(few.inputs[kept], few.target[kept], few.rows[kept])
-    task = Embedding(
-        model, classes, references, strong, rules, inputs=few.whole.inputs(unit=False)
-    )  # fmt: skip
+    task = Embedding(model, classes, references, strong, rules, inputs=few.whole.inputs(unit=False))
     return few_labels_plan(task, few, options, epochs=epochs, builtin_epochs=builtin_epochs, strong=strong)
-
-
-LEAST_STEPS = 600
-"""Few rows are learned for more epochs, so that there are so many steps, unless --epochs or --steps says
-otherwise."""
 
 
 def few_labels_plan(

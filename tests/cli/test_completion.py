@@ -75,8 +75,10 @@ def test_a_shell_completes(
 
 def test_every_common_option_is_offered(tiny: Recipe) -> None:
     offered = places()["train/tiny"].candidates
+    nested = {
+        "optim": "optim.lr", "train": "train.batch-size", "table": "table.header", "tune": "tune.base",
+    }  # fmt: skip
     for field in fields(TableRunOptions):
-        nested = {"optim": "optim.lr", "train": "train.batch-size", "table": "table.header"}
         assert f"--{nested.get(field.name, field.name)}" in offered
 
 
