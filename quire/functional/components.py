@@ -278,6 +278,8 @@ def project(x: Tensor, mean: Tensor, axes: Tensor) -> Tensor:
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
     mean, columns = mean.to(x.device, dtype), axes.mT.to(x.device, dtype)
     # Shifted first: a large mean would cost the product its digits. In chunks: a copy would cost memory.
+    if torch.compiler.is_exporting():  # any number of rows, so no number of chunks
+        return (x - mean) @ columns
     return torch.cat([(part - mean) @ columns for part in x.split(slab_rows(x))])
 
 

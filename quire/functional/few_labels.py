@@ -74,7 +74,8 @@ def pseudo_label(
     The mean is over all rows, those that count nothing included: the less is trusted, the less is learned.
     """
     require_same_shape("pseudo_label", logits, sure)
-    trust, guess = sure.detach().softmax(-1).max(-1)
+    wide = sure.detach().to(torch.promote_types(sure.dtype, torch.float32))
+    trust, guess = wide.softmax(-1).max(-1)
     each = functional.cross_entropy(logits, guess, reduction="none")
     return reduce(each * (trust >= threshold), reduction)
 

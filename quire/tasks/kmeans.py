@@ -296,6 +296,9 @@ class KMeansTask(StatisticsTask):
         if x.shape[1] != self.features:
             raise InputError(f"rows of {x.shape[1]} features", expected=f"{self.features} features")
         centres = self.centres[self.best]
+        if torch.compiler.is_exporting():  # as a formula, for any number of rows
+            nearest = (x[:, None] - centres).square().sum(2).min(1)
+            return nearest.indices, nearest.values
         labels = nearest_centres(x, centres, shift=self.shift, backend=self.backend)
         return labels, squared_distances(x, centres, labels)
 

@@ -325,7 +325,9 @@ class MixtureTask(StatisticsTask):
             raise InputError(f"rows of {x.shape[-1]} features", expected=f"{self.features} features")
         mixture, frame = self._best(), self.frame
         rows = (8 if x.is_cuda else 1) * CHUNK_NUMBERS // (self.components * self.features)
-        logs = [mixture_log_densities(frame.enter(part.double()), mixture) for part in x.split(max(1, rows))]
+        # What is exported takes any number of rows, so no number of chunks.
+        parts = (x,) if torch.compiler.is_exporting() else x.split(max(1, rows))
+        logs = [mixture_log_densities(frame.enter(part.double()), mixture) for part in parts]
         return (torch.cat(logs) + frame.log_determinant()).to(x.dtype)
 
     @torch.no_grad()

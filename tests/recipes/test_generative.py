@@ -25,6 +25,8 @@ from quire.recipes.unlabelled import load_unlabelled
 from quire.runs import load
 from tests.recipes.examples import write_csv, write_images
 
+pytestmark = pytest.mark.slow
+
 AUTOENCODERS = ("autoencoder", "sparse", "denoising", "contractive", "masked")
 NAMES = (*AUTOENCODERS, "vae", "cvae", "gan", "cgan")
 

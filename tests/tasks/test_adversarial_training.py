@@ -21,6 +21,8 @@ from quire.train.step import Stepper
 from tests.tasks.playing import centres, circle, pixels, players
 from tests.train.examples import folder, often
 
+pytestmark = pytest.mark.slow
+
 LR = 0.5
 CPU = torch.device("cpu")
 
