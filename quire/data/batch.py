@@ -123,6 +123,11 @@ class TensorData:
         return next(iter(self.fields.values())).device
 
     @cached_property
+    def numbers(self) -> Tensor:
+        """Of all rows, in their order."""
+        return torch.arange(len(self))
+
+    @cached_property
     def complete(self) -> bool:
         """Whether every class number is one: ignored targets are negative."""
         targets = [value for name, value in self.fields.items() if name.startswith("target")]
@@ -167,7 +172,7 @@ def in_order(data: Data, numbers: int = 2**22) -> Iterator[Batch]:
     """All rows in their order: what lies in memory as one batch that copies nothing, anything else in batches
     of about `numbers` inputs."""
     if isinstance(data, TensorData):
-        yield Batch(data.fields, torch.arange(len(data)), data.complete)
+        yield Batch(data.fields, data.numbers, data.complete)
         return
     yield from ordered(data, max(1, numbers // max(data.row_size, 1)))
 

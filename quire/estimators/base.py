@@ -54,8 +54,9 @@ def labels_in_form_of(X: Any, classes: Array, codes: Tensor) -> Any:
     return in_form_of(X, to_tensor(labels)) if isinstance(X, Tensor) and numeric else labels
 
 
-def read_features(estimator: BaseEstimator, X: Any, *, reset: bool = False) -> Tensor:
-    """X as a finite float tensor (N, D); its width and column names are noted (`reset`) or compared.
+def read_features(estimator: BaseEstimator, X: Any, *, reset: bool = False, finite: bool = True) -> Tensor:
+    """X as a finite float tensor (N, D); its width and column names are noted (`reset`) or compared. Whether
+    it is `finite` can be left to what is made of it, which saves a pass over X.
 
     float64 stays, every other floating type becomes float32 if it was a tensor or float32, and
     integers become float64.
@@ -63,7 +64,8 @@ def read_features(estimator: BaseEstimator, X: Any, *, reset: bool = False) -> T
     if not reset:
         check_is_fitted(estimator)
     if not isinstance(X, Tensor):
-        X = validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32))
+        kinds = (np.float64, np.float32)
+        X = validate_data(estimator, X, reset=reset, dtype=kinds, ensure_all_finite=finite)
         return to_tensor(X)
     name = type(estimator).__name__
     if X.layout != torch.strided or X.is_complex() or X.ndim != 2:
@@ -82,7 +84,7 @@ def read_features(estimator: BaseEstimator, X: Any, *, reset: bool = False) -> T
     X = X.detach()
     if not X.is_floating_point():
         return X.to(torch.float64)
-    if not bool(torch.isfinite(X).all()):
+    if finite and not bool(torch.isfinite(X).all()):
         raise InputError(
             f"Input X of {name} contains NaN or infinity",
             expected="finite numbers",

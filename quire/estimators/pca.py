@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from quire.data.batch import TensorData
@@ -88,7 +88,8 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """Learn the directions of X (N, D); y is ignored."""
         if self.svd_solver not in SOLVERS:
             raise unknown_name("svd_solver", self.svd_solver, SOLVERS)
-        inputs = self._read(X)
+        # Whether X is finite is left to its sums: to look at each number would take a tenth of the time.
+        inputs = read_features(self, X, reset=True, finite=False)
         rows, features = inputs.shape
         if rows < 2:
             raise InputError(
@@ -114,14 +115,6 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             raise
         self._take_over(task, rows, inputs.dtype)
         return self
-
-    def _read(self, X: Any) -> Tensor:
-        """X as in `read_features`. Whether an array is finite is left to its sums, which are not if it is
-        not: to look at each number by itself would take a tenth of the time."""
-        if isinstance(X, Tensor):
-            return read_features(self, X, reset=True)
-        kinds = (np.float64, np.float32)
-        return to_tensor(validate_data(self, X, reset=True, dtype=kinds, ensure_all_finite=False))
 
     def _wanted(self, rows: int, features: int) -> int | float | None:
         wanted, most = self.n_components, min(rows, features)

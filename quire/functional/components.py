@@ -28,8 +28,6 @@ from torch import Tensor
 from quire.errors import InputError
 from quire.functional.scatter import HEAD_ROWS, View, first_view, moments, power_sums, share_lost, slab_rows
 
-# Up to this size an eigenproblem takes longer to start on a GPU than to be solved beside it.
-SMALL = 1024
 # Below this share of them, and above this size, single eigenvectors are found faster than all.
 SUBSET, SUBSET_SIZE = 0.4, 100
 # Relative error of a variance that another pass is worth. What float32 loses is estimated by a Frobenius norm
@@ -73,6 +71,8 @@ class Spectrum(NamedTuple):
     """‖X‖² = Σ σ²."""
     left: Tensor
     """(L, L): turns Σ zy into Qᵀy."""
+    rank: int
+    """How many singular values can differ from zero at all."""
 
 
 def leading_eigenpairs(matrix: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
@@ -94,15 +94,6 @@ def leading_eigenpairs(matrix: Tensor, k: int | None = None) -> tuple[Tensor, Te
     return values.flip(0)[:k], vectors.mT.flip(0)[:k]
 
 
-def beside(sums: Mapping[str, Tensor], view: View) -> tuple[Mapping[str, Tensor], View]:
-    """Both on the CPU where they are small, the error as its norm."""
-    if "error" in sums:
-        sums = {**sums, "error": torch.linalg.norm(sums["error"])}
-    if len(sums["total"]) > SMALL:
-        return sums, view
-    return {name: value.cpu() for name, value in sums.items()}, view.to("cpu")
-
-
 def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None) -> Spectrum:
     """The k leading components (all of them: None) from the sums of `moments`.
 
@@ -120,19 +111,21 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None) -> Sp
     if view.scale is not None:
         turn, values, vectors = torch.linalg.svd(values[:, None] * vectors * view.scale)
         left, square = turn.mT @ left, values.square().sum()
-    values[most_rank(sums, view) :] = 0.0
+    rank = most_rank(sums, view)
+    values[rank:] = 0.0
     if view.basis is None:
-        return Spectrum(view.shift + total / count, values, vectors, square, left)
+        return Spectrum(view.shift + total / count, values, vectors, square, left, rank)
     offset = total / count if view.scale is None else total / count * view.scale
-    return Spectrum(view.shift + offset @ view.basis, values, vectors @ view.basis, square, left)
+    return Spectrum(view.shift + offset @ view.basis, values, vectors @ view.basis, square, left, rank)
 
 
 def most_rank(sums: Mapping[str, Tensor], view: View) -> int:
     """How many singular values can differ from zero at all: centring takes one off as many as there are rows,
     and columns that never change have none."""
     gram = sums["gram"]
-    constant = int((gram.diagonal() == 0).sum()) if view.basis is None else 0
-    return max(min(int(sums["count"]) - 1, len(gram) - constant), 0)
+    constant = (gram.diagonal() == 0).sum() if view.basis is None else torch.zeros_like(sums["count"])
+    rows, without = torch.stack([sums["count"], constant.to(sums["count"])]).tolist()
+    return int(max(min(rows - 1, len(gram) - without), 0))
 
 
 def sharper_view(
@@ -140,28 +133,34 @@ def sharper_view(
 ) -> View | None:
     """Where the next pass should look from; None where the first `wanted` singular values (and the `rest`,
     taken together) are known to `ACCURACY`, or are zero as far as float64 can tell."""
-    count, gram = float(sums["count"]), sums["gram"]
-    if view.precision != torch.float64 and not bool(gram.isfinite().all()):
+    gram, total, single = sums["gram"], sums["total"], view.precision != torch.float64
+    known = found.singular_values[: min(wanted, found.rank)]
+    beyond = (found.square - known.square().sum()).clamp_min(0)
+    numbers = (
+        sums["count"], gram.isfinite().all(), found.singular_values[0], gram.diagonal().max(), gram.trace(),
+        total.square().sum(), share_lost(sums) if single else gram.new_zeros(()),
+        known[-1] if len(known) else gram.new_full((), torch.inf), beyond.sqrt(),
+        gram.new_ones(()) if view.scale is None else view.scale.min(),
+    )  # fmt: skip
+    # All at once: a GPU is waited for.
+    count, finite, largest, top, trace, drift, share, faintest, others, finest = torch.stack(
+        [number.to(gram) for number in numbers]
+    ).tolist()
+    if single and not finite:
         return view._replace(precision=torch.float64)  # squares that are too large for less
-    largest = float(found.singular_values[0])
     # G's largest eigenvalue is about `top`; what of it is lost in rounding hides smaller ones.
-    top = largest**2 if view.scale is None else float(gram.diagonal().max())
-    lost = rounding(view.precision) * float(sums["total"].square().sum()) / count
-    if view.precision == torch.float64:
-        lost += rounding(view.precision) * top
-    else:
-        lost += ROOM * share_lost(sums) * float(gram.trace())
-    hidden = lost**0.5 * (1.0 if view.scale is None else float(view.scale.min()))
+    if view.scale is None:
+        top = largest**2
+    lost = rounding(view.precision) * drift / count
+    lost += ROOM * share * trace if single else rounding(view.precision) * top
+    hidden = lost**0.5 * finest
     floor = hidden / ACCURACY[view.precision] ** 0.5
-    rank = most_rank(sums, view)
-    known = found.singular_values[: min(wanted, rank)]
-    faintest = float(known[-1]) if len(known) else torch.inf
-    if rest and wanted < rank:
-        faintest = min(faintest, float((found.square - known.square().sum()).clamp_min(0).sqrt()))
+    if rest and wanted < found.rank:
+        faintest = min(faintest, others)
     noise = torch.finfo(torch.float64).eps * max(count, len(gram)) * largest
     if not (faintest < floor and noise < floor):
         return None
-    if view.precision != torch.float64:
+    if single:
         return View(found.mean, view.basis, view.scale)
     if len(found.axes) < len(gram):
         found = spectrum(sums, view)
@@ -204,7 +203,7 @@ def pca_covariance(x: Tensor, k: int) -> Components:
     check_components(k, x.shape)
     view: View | None = first_view(x[:HEAD_ROWS])
     while view is not None:
-        sums, view = beside(moments(x, view), view)
+        sums = moments(x, view)
         found = spectrum(sums, view, k)
         view = sharper_view(sums, view, found, k)
     return _components(found.mean, found.axes[:k], found.singular_values[:k], found.square, x)

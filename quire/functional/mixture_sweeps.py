@@ -229,7 +229,7 @@ def mixture_sweep(
     "triton" is for full covariances of float32 rows on a GPU.
     """
     size = float(cancellation(mixture)) if size is None else size
-    if _triton_takes(x, mixture, size, backend):
+    if takes_kernels(x, mixture, size, backend):
         return _sweep_triton(x, mixture, frame)
     # Not "size > …": NaN takes the careful way.
     if size <= LARGEST_CANCELLATION:
@@ -237,7 +237,8 @@ def mixture_sweep(
     return _sweep_centred(x, mixture, frame)
 
 
-def _triton_takes(x: Tensor, mixture: Mixture, size: float, backend: Backend) -> bool:
+def takes_kernels(x: Tensor, mixture: Mixture, size: float, backend: Backend = "auto") -> bool:
+    """Whether Triton's kernels sweep over x, without ever waiting for the GPU."""
     from quire.kernels import refusal, use_triton
 
     components, features = mixture.means.shape[-2:]
@@ -251,8 +252,7 @@ def _triton_takes(x: Tensor, mixture: Mixture, size: float, backend: Backend) ->
     elif not reason and x.dtype != torch.float32:
         reason = f"a tensor of type {x.dtype}"
     takes = f", full covariances of at most {KERNEL_COMPONENTS} components and {KERNEL_FEATURES} features"
-    # Proven under Triton's interpreter alone, the kernel runs where it is asked for by name.
-    return use_triton(backend, reason, worth=False, takes=takes)
+    return use_triton(backend, reason, takes=takes)
 
 
 def _sweep_triton(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Literal, NamedTuple
 
 import torch
@@ -102,8 +101,9 @@ def _search(
     centres = centres.double()
     shift = (centres.mean(0) if shift is None else shift).to(rows.dtype)
     weights = None if weights is None else weights.double().contiguous()
-    kernels = _kernels(rows, centres, backend)
-    if kernels is not None:
+    if takes_kernels(rows, centres, backend):
+        from quire.kernels import kmeans as kernels
+
         labels = kernels.nearest_labels(rows, centres, shift)
         if not collect:
             return ClusterSums(labels.long(), torch.zeros_like(centres), centres.new_zeros(len(centres)))
@@ -285,20 +285,15 @@ def decide(rows: Tensor, centres: Tensor, shift: Tensor) -> Tensor:
     return labels
 
 
-def _kernels(rows: Tensor, centres: Tensor, backend: Backend) -> ModuleType | None:
-    """The module of Triton kernels, where it is to be used."""
-    # Proven under Triton's interpreter alone in its present form, it runs where it is asked for by name.
-    if not use_triton(backend, refusal(rows), worth=False):
-        return None
-    from quire.kernels import kmeans as kernels
+def takes_kernels(rows: Tensor, centres: Tensor, backend: Backend = "auto") -> bool:
+    """Whether Triton's kernels search these, without ever waiting for the GPU."""
+    reason = refusal(rows)
+    if not reason:
+        from quire.kernels import kmeans as kernels
 
-    if kernels.supports(rows, centres):
-        return kernels
-    raise InputError(
-        f"rows of {rows.dtype} on {rows.device} for Triton's kernels",
-        expected="contiguous float32 rows on a GPU",
-        fix="use backend='auto'",
-    )
+        if not kernels.supports(rows, centres):
+            reason = f"{len(rows)} rows of {rows.dtype} and {len(centres)} centres"
+    return use_triton(backend, reason, takes=", float32 rows one after the other")
 
 
 def pieces(rows: Tensor, width: int | None = None) -> Iterator[slice]:

@@ -26,7 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 CHUNK_NUMBERS = 1 << 20
 CHUNK_ROWS = (2048, 8192)
 # From so many rows a first guess is made of the mean.
-HEAD_ROWS = 512
+HEAD_ROWS = 64
 # Columns are added up in so many parts, which are then added in float64.
 PARTS = 64
 # A GPU is given many chunks at once, each a product of its own.
@@ -69,18 +69,17 @@ class View(NamedTuple):
 def first_view(head: Tensor) -> View:
     """The features shifted by their mean over a few rows (n, D), or not at all where it is so small that the
     sums lose nothing by it."""
-    few = as_array(head.detach().cpu()).astype(np.float64)
+    few = head.detach().double()
     double = head.dtype in (torch.float64, torch.int32, torch.int64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        spread = few - few[0]
-        mean = few[0] + spread.mean(0)  # exact where a column is constant
-        variance = spread.var(0)
-        small = np.square(mean).sum() <= (64 if double else 1) * variance.sum()
-    if small and bool(((mean == 0) | (variance > 0)).all()):
-        mean = np.zeros_like(mean)
+    spread = few - few[0]
+    mean = few[0] + spread.mean(0)  # exact where a column is constant
+    variance = spread.var(0, correction=0)
+    small = mean.square().sum() <= (64 if double else 1) * variance.sum()
+    small &= ((mean == 0) | (variance > 0)).all()
+    mean = torch.where(small, torch.zeros_like(mean), mean)
     if not double:
-        mean = mean.astype(np.float32).astype(np.float64)
-    return View(torch.from_numpy(mean).to(head.device), precision=torch.float64 if double else torch.float32)
+        mean = mean.float().double()
+    return View(mean, precision=torch.float64 if double else torch.float32)
 
 
 def as_array(x: Tensor) -> Array:
@@ -100,19 +99,18 @@ def moments(x: Tensor, view: View, *, backend: Backend = "auto") -> dict[str, Te
     reason = refusal(x)
     if not reason and (x.dtype, view.precision, view.basis) != (torch.float32, torch.float32, None):
         reason = "a view in float64 or in a basis" if x.dtype == torch.float32 else f"rows of {x.dtype}"
-    # Proven under Triton's interpreter alone, the kernel runs where it is asked for by name.
-    if use_triton(backend, reason, worth=False):
+    if use_triton(backend, reason):
         from quire.kernels.scatter import scatter_sums
 
         return {"count": count} | scatter_sums(x, view.shift, CHECKED, checked_columns(x.shape[1]))
     return {"count": count} | (_moments_on_cpu if x.device.type == "cpu" else _moments)(x, view)
 
 
-def share_lost(sums: Mapping[str, Tensor]) -> float:
+def share_lost(sums: Mapping[str, Tensor]) -> Tensor:
     """‖error of G‖ / trace G in the Frobenius norm, from some chunks and columns: an error grows with both of
     the columns that it belongs to."""
     squares = sums["checked"] * sums["checked_columns"]
-    return float(torch.linalg.norm(sums["error"]) / squares.sqrt().clamp_min(1e-300))
+    return torch.linalg.norm(sums["error"]) / squares.sqrt().clamp_min(1e-300)
 
 
 def checked_columns(size: int) -> slice:
@@ -138,35 +136,48 @@ def _moments(x: Tensor, view: View) -> dict[str, Tensor]:
     sums = {"total": total, "gram": gram}
     checks = view.precision != torch.float64
     some = checked_columns(size)
-    if checks:
-        sums["error"] = torch.zeros_like(gram[:, some])
-        sums["checked"], sums["checked_columns"] = total.new_zeros(()), total.new_zeros(())
 
     def seen(part: Tensor, precision: torch.dtype) -> Tensor:
         z = part.to(precision) if shift is None else torch.sub(part, shift.to(precision))
         return z if columns is None else z @ columns.to(precision)
 
     rows = chunk_rows(x)
+    samples, products = [], []
     for part in x.split(slab_rows(x, size * size)):
         z = seen(part, view.precision)
         total += z.sum(0, dtype=torch.float64)
-        gram += squares(z, rows)
+        added, first = squares(z, rows)
+        gram += added
         if checks:
-            exact = seen(part[:rows], torch.float64)
-            sums["error"] += squares(z[:rows], rows)[:, some] - exact.mT @ exact[:, some]
-            sums["checked"] += exact.square().sum()
-            sums["checked_columns"] += exact[:, some].square().sum()
+            samples.append(part[:rows])
+            products.append(first[:, some])
+    if checks:
+        exact = [seen(sample, torch.float64) for sample in samples]
+        error = torch.stack(products).sum(0, dtype=torch.float64)
+        for z in exact:
+            error -= z.mT @ z[:, some]
+        lengths = torch.stack([z.square().sum(0) for z in exact]).sum(0)
+        sums |= {"error": error, "checked": lengths.sum(), "checked_columns": lengths[some].sum()}
     return sums
 
 
-def squares(z: Tensor, rows: int) -> Tensor:
-    """Σ zzᵀ: chunks of `rows` in the precision of z, their sum in float64."""
-    whole = len(z) // rows * rows
-    product = (z[whole:].mT @ z[whole:]).double()
-    if whole:
-        chunks = z[:whole].reshape(-1, rows, z.shape[1])
-        product += torch.bmm(chunks.mT, chunks).sum(0, dtype=torch.float64)
-    return product
+def squares(z: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Σ zzᵀ: chunks of `rows` in the precision of z, their sum in float64; and the first chunk's own.
+
+    A symmetric matrix is known by three of its quarters.
+    """
+    whole, half = max(len(z) // rows, 1) * rows, z.shape[1] // 2
+    chunks, left = z[:whole].reshape(-1, min(rows, len(z)), z.shape[1]), z[whole:]
+    gram, first = (z.new_empty(z.shape[1], z.shape[1], dtype=kind) for kind in (torch.float64, z.dtype))
+    parts = (slice(None, half), slice(half, None))
+    for i, j in ((0, 0), (0, 1), (1, 1)):
+        a, b = parts[i], parts[j]
+        product = torch.bmm(chunks[..., a].mT, chunks[..., b])
+        first[a, b] = product[0]
+        gram[a, b] = product.sum(0, dtype=torch.float64) + (left[:, a].mT @ left[:, b]).double()
+    for matrix in (gram, first):
+        matrix[parts[1], parts[0]] = matrix[parts[0], parts[1]].mT
+    return gram, first
 
 
 def _moments_on_cpu(x: Tensor, view: View) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ rounding can do is bounded from what was in fact rounded away (Cauchy-Schwarz), 
 Only two minima touch all scores: that of each column over the tiles, and that of each tile over its columns.
 A centre within twice the bound of the best stands in one of the columns and in one of the tiles that come so
 close. If that leaves one centre, it is the best in exact arithmetic too. If it leaves up to four, these are
-compared by float64 differences, otherwise all are; the lower number wins an exact tie. So labels are those of
-float64.
+compared by float64 differences, otherwise all that stand in these columns; the lower number wins an exact
+tie. So labels are those of float64.
 
 Sums are taken in float64 over rows in the order of their labels, a run of equal labels at a time.
 """
@@ -39,11 +39,12 @@ class Tile(NamedTuple):
 
     rows: int
     centres: int
+    """At most 64: a row's near columns are bits of two words."""
     warps: int
     stages: int
 
 
-TILE = Tile(128, 64, 4, 3)
+TILE = Tile(64, 64, 4, 3)
 
 
 @triton.jit
@@ -133,8 +134,8 @@ def _search(  # type: ignore[no-untyped-def]
     WHOLE: tl.constexpr, FULL: tl.constexpr, EVEN: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
     """labels ← the nearest centre where half precision can tell. Rows where at most two tiles and two columns
-    come close go to `few` (row, tiles, columns), all others to `open`. TILES is a power of two, at least the
-    number of tiles; a tile's number lies in the lowest bits of its minimum."""
+    come close go to `few` (row, tiles, columns), all others to `open` (row, near columns as bits). TILES is a
+    power of two, at least the number of tiles; a tile's number lies in the lowest bits of its minimum."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lane = tl.arange(0, CENTRES)
     d = tl.arange(0, WIDTH)
@@ -224,8 +225,14 @@ def _search(  # type: ignore[no-untyped-def]
     unsettled = inside & (narrow == 0)
     amount = tl.sum(unsettled.to(tl.int32), 0)
     if amount > 0:
-        place = tl.atomic_add(counters_ptr + 1, amount) + tl.cumsum(unsettled.to(tl.int32), 0) - 1
+        place = 3 * (tl.atomic_add(counters_ptr + 1, amount) + tl.cumsum(unsettled.to(tl.int32), 0) - 1)
+        bit = (1 << (lane & 31))[None, :]
+        left = tl.sum(tl.where(near & (lane < 32)[None, :], bit, 0), 1)
+        right = tl.sum(tl.where(near & (lane >= 32)[None, :], bit, 0), 1)
+        none = columns == 0
         tl.store(open_ptr + place, n, mask=unsettled)
+        tl.store(open_ptr + place + 1, tl.where(none, -1, left), mask=unsettled)
+        tl.store(open_ptr + place + 2, tl.where(none, -1, right), mask=unsettled)
 
 
 @triton.jit
@@ -240,9 +247,10 @@ def _compare(x, centres_ptr, k, d, here, centres, features):  # type: ignore[no-
 @triton.jit
 def _settle(  # type: ignore[no-untyped-def]
     x_ptr, centres_ptr, labels_ptr, few_ptr, open_ptr, counters_ptr, centres, features,
-    FEW: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CENTRES: tl.constexpr, PART: tl.constexpr,
+    FEW: tl.constexpr, WIDTH: tl.constexpr, CENTRES: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """labels ← the nearest by float64 differences, of four candidates or of all centres."""
+    """labels ← the nearest by float64 differences, of four candidates or of all in some columns, TILES tiles
+    at a time."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     total = tl.load(counters_ptr)
     for first in range(program * FEW, total, programs * FEW):
@@ -275,29 +283,30 @@ def _settle(  # type: ignore[no-untyped-def]
         closer = squared_a <= squared
         tl.store(labels_ptr + n, tl.where(closer, tile + low, label), mask=ok)
     total = tl.load(counters_ptr + 1)
-    for first in range(program * ROWS, total, programs * ROWS):
-        i = first + tl.arange(0, ROWS)
-        ok = i < total
-        n = tl.load(open_ptr + i, mask=ok, other=0).to(tl.int64)
-        nearest = tl.full((ROWS,), float("inf"), tl.float64)
-        label = tl.zeros((ROWS,), tl.int32)
-        for start in range(0, centres, CENTRES):
-            k = start + tl.arange(0, CENTRES)
-            squared = tl.zeros((ROWS, CENTRES), tl.float64)
-            for offset in range(0, features, PART):
-                d = offset + tl.arange(0, PART)
-                deep = d < features
-                x = tl.load(x_ptr + n[:, None] * features + d[None, :], mask=deep[None, :], other=0.0)
-                here = (k < centres)[:, None] & deep[None, :]
-                c = tl.load(centres_ptr + k[:, None] * features + d[None, :], mask=here, other=0.0)
-                difference = x.to(tl.float64)[:, None, :] - c[None, :, :]
-                squared += tl.sum(difference * difference, 2)
-            squared = tl.where((k < centres)[None, :], squared, float("inf"))
-            smallest = tl.min(squared, 1)
-            number = tl.min(tl.where(squared == smallest[:, None], k[None, :], NOBODY), 1)
-            label = tl.where(smallest < nearest, number, label)
-            nearest = tl.minimum(nearest, smallest)
-        tl.store(labels_ptr + n, label, mask=ok)
+    for i in range(program, total, programs):
+        n = tl.load(open_ptr + 3 * i).to(tl.int64)
+        left, right = tl.load(open_ptr + 3 * i + 1), tl.load(open_ptr + 3 * i + 2)
+        nearest = tl.full((), float("inf"), tl.float64)
+        label = NOBODY + tl.zeros((), tl.int32)
+        for column in range(0, CENTRES):
+            word = tl.where(column < 32, left, right)
+            if (word >> (column & 31)) & 1 != 0:
+                for first in range(0, tl.cdiv(centres, CENTRES), TILES):
+                    k = (first + tl.arange(0, TILES)) * CENTRES + column
+                    real = k < centres
+                    squared = tl.zeros((TILES,), tl.float64)
+                    for start in range(0, features, WIDTH):
+                        d = start + tl.arange(0, WIDTH)
+                        x = tl.load(x_ptr + n * features + d, mask=d < features, other=0.0).to(tl.float64)
+                        here = real[:, None] & (d < features)[None, :]
+                        squared += _compare(x[None, :], centres_ptr, k, d, here, centres, features)
+                    squared = tl.where(real, squared, float("inf"))
+                    smallest = tl.min(squared, 0)
+                    number = tl.min(tl.where(real & (squared == smallest), k, NOBODY), 0)
+                    closer = (smallest < nearest) | ((smallest == nearest) & (number < label))
+                    label = tl.where(closer, number, label)
+                    nearest = tl.where(closer, smallest, nearest)
+        tl.store(labels_ptr + n, tl.where(label == NOBODY, 0, label))
 
 
 @triton.jit
@@ -353,8 +362,8 @@ def nearest_labels(rows: Tensor, centres: Tensor, shift: Tensor, *, tile: Tile =
     biases = torch.empty(k, dtype=torch.float32, device=device)
     small = torch.zeros(6, dtype=torch.float32, device=device)
     limits, counters = small[:4], small[4:].view(torch.int32)
-    labels, unsettled = torch.empty(2, n, dtype=torch.int32, device=device)
-    few = torch.empty(n, 5, dtype=torch.int32, device=device)
+    labels = torch.empty(n, dtype=torch.int32, device=device)
+    few, unsettled = (torch.empty(n, words, dtype=torch.int32, device=device) for words in (5, 3))
     width = min(max(triton.next_power_of_2(features), 16), WIDEST)
     _measure[(triton.cdiv(k * features, 4096),)](centres, shift, limits, k * features, features, BLOCK=4096)
     _encode[(triton.cdiv(k, 16),)](centres, shift, codes, biases, limits, k, features, BLOCK=16, WIDTH=width)
@@ -367,7 +376,7 @@ def nearest_labels(rows: Tensor, centres: Tensor, shift: Tensor, *, tile: Tile =
     )  # fmt: skip
     _settle[(min(SETTLERS, n),)](
         rows, centres, labels, few, unsettled, counters, k, features,
-        FEW=16, WIDTH=min(width, 64), ROWS=8, CENTRES=64, PART=8,
+        FEW=16, WIDTH=min(width, 64), CENTRES=tile.centres, TILES=16,
     )  # fmt: skip
     return labels
 
@@ -381,7 +390,7 @@ def sums_by_label(
     ordered, order = (labels.to(torch.int16) if clusters <= 2**15 else labels).sort(stable=True)
     if block is None:
         # Few enough rows that most programs see one label, and that several fit on a multiprocessor.
-        block = min(max(triton.next_power_of_2(triton.cdiv(n, clusters)) // 16, 16), 64)
+        block = min(max(triton.next_power_of_2(triton.cdiv(n, clusters)) // 8, 16), 128)
     width = min(max(triton.next_power_of_2(features), 16), 64)
     flat = torch.zeros(clusters * (features + 1), dtype=torch.float64, device=rows.device)
     sums, counts = flat[: clusters * features].view(clusters, features), flat[clusters * features :]

@@ -262,8 +262,8 @@ def pair_numbers(features: int, device: torch.device, *, multiple: int = 128) ->
 
 
 def collection(
-    moved: Tensor, first: Tensor, second: Tensor, logs: Tensor, total: Tensor, *, rows: int = 32,
-    pairs: int = 128, programs: int = 528, warps: int = 8, stages: int = 3, exact: bool = True,
+    moved: Tensor, first: Tensor, second: Tensor, logs: Tensor, total: Tensor, *, rows: int = 64,
+    pairs: int = 64, programs: int = 528, warps: int = 4, stages: int = 2, exact: bool = True,
 ) -> Tensor:  # fmt: skip
     """Σ_n exp(log_nk − total_n) x̂_i x̂_j in parts of the rows, (S, R, K, P), of what `expectation` gives."""
     starts, components, stride = logs.shape
@@ -309,14 +309,14 @@ def sweep(
             part.contiguous(), shift, scale, mixture, components, group=group
         )
         likelihood = sums.sum(1, dtype=torch.float64)
-        parts = collection(moved, first, second, logs, total, pairs=128 if components <= 64 else 64)
+        parts = collection(moved, first, second, logs, total)
         new = [likelihood, *unpacked(parts, first, second, features)]
         found = [a + b for a, b in zip(found, new, strict=True)] if found else new
     return tuple(found)
 
 
 def renewed(
-    counts: Tensor, first: Tensor, second: Tensor, shift: Tensor, floor: Tensor, *, warps: int = 2
+    counts: Tensor, first: Tensor, second: Tensor, shift: Tensor, floor: Tensor, *, warps: int = 4
 ) -> tuple[Tensor, ...]:
     """π (R, K), μ (R, K, D), Σ and C (R, K, D, D) from sums about `shift` (R, K, D), all float64 and
     contiguous; `floor` (D, D) is added to Σ. C is NaN or infinite where Σ is not positive definite."""

@@ -4,8 +4,9 @@ N rows, D features; z = (x − s)·c with a shift s and a power of two c for eac
 
 A number of about 1 is the sum of two halves, z = h + l, of eleven bits each. Of the four products that zzᵀ
 then consists of, hhᵀ, hlᵀ and lhᵀ are taken and llᵀ, 2⁻²² of the whole, is left out. Only tiles on and above
-the diagonal are computed. A program adds up few rows, because tensor cores cut digits off when they add; the
-sums of all programs are added in float64.
+the diagonal are computed. Tensor cores cut digits off when they add, so each step starts from zero and is
+added by ordinary arithmetic; the sums of all programs are added in float64. `one` is 1: being unknown to the
+compiler, it keeps it from making one long sum of the steps again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-TILE = Tile(1024, 128, 32, 8, 3)
+TILE = Tile(4096, 64, 64, 4, 3)
 PARTIAL_NUMBERS = 1 << 25
 """Of sums that are held before they are added in float64."""
 
@@ -57,6 +58,7 @@ def _scatter(  # type: ignore[no-untyped-def]
     gram_ptr,
     rows,
     features,
+    one,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
@@ -75,9 +77,10 @@ def _scatter(  # type: ignore[no-untyped-def]
         _, right_high, right_low = _halves(
             x, first, right, rows, features, shift_ptr, factor_ptr, start, STEP
         )
-        gram = tl.dot(tl.trans(low), right_high, gram)
-        gram = tl.dot(tl.trans(high), right_low, gram)
-        gram = tl.dot(tl.trans(high), right_high, gram)
+        step = tl.dot(tl.trans(low), right_high)
+        step = tl.dot(tl.trans(high), right_low, step)
+        step = tl.dot(tl.trans(high), right_high, step)
+        gram += one * step
         total += tl.sum(z, 0)
     inside = (left < features)[:, None] & (right < features)[None, :]
     place = part.to(tl.int64) * features * features + left[:, None] * features + right[None, :]
@@ -93,7 +96,7 @@ def partial_sums(x: Tensor, shift: Tensor, factor: Tensor, tile: Tile = TILE) ->
     total = torch.empty(parts, features, device=x.device)
     gram = torch.empty(parts, features, features, device=x.device)
     _scatter[(tiles * tiles, parts)](
-        x.contiguous(), shift.float(), factor.float(), total, gram, rows, features,
+        x.contiguous(), shift.float(), factor.float(), total, gram, rows, features, 1.0,
         ROWS=tile.rows, COLUMNS=tile.columns, STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return total, gram

@@ -21,7 +21,6 @@ from quire.errors import InputError, unknown_name
 from quire.functional.components import (
     ACCURACY,
     align_signs,
-    beside,
     centred_image,
     check_components,
     components_for_share,
@@ -205,13 +204,13 @@ class PrincipalComponents(StatisticsTask):
             return Swept(self._loss(), False)
         if int(self.stage) != SCATTER:
             return self._update_basis(totals)
-        sums, view = beside(totals, self._view())
+        view = self._view()
         # A random basis holds the wanted directions alone; the whole variance is known from before.
         partial = view.basis is not None and len(view.basis) < self._rank()
-        found = spectrum(sums, view, self.wanted if isinstance(self.wanted, int) else None)
+        found = spectrum(totals, view, self.wanted if isinstance(self.wanted, int) else None)
         square = self.total_variance.to(found.square) * self._freedom() if partial else found.square
         kept = self._keep(found.mean, found.axes, found.singular_values, square)
-        closer = sharper_view(sums, view, found, kept, rest=not partial)
+        closer = sharper_view(totals, view, found, kept, rest=not partial)
         if closer is not None:
             self._look(closer, SCATTER)
         return Swept(self._loss(), closer is None)

@@ -13,7 +13,7 @@ The field "weight" (B,) weighs rows; without it each counts once. Centres are fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal, NamedTuple, Self, final, get_args
 
 import torch
@@ -32,7 +32,7 @@ from quire.functional.clusters import (
     relocate_empty,
     squared_distances,
 )
-from quire.functional.nearest import Backend, cluster_sums, nearest_centres, pieces
+from quire.functional.nearest import Backend, cluster_sums, nearest_centres, pieces, takes_kernels
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
 
@@ -179,12 +179,26 @@ class KMeansTask(StatisticsTask):
     def _control(self) -> _Control:
         """What the course of things depends on, as numbers. A GPU is waited for once a sweep."""
         if self._known is None:
-            parts = (self.radius, self.mass, self.layout, self.active, self.wanted, self.inertia)
-            numbers = torch.cat([part.reshape(-1).double() for part in parts]).tolist()
-            radius, mass, rows, batches, *rest = numbers
-            active, wanted, heights = (rest[i * self.starts : (i + 1) * self.starts] for i in range(3))
-            self._known = _Control(radius, mass, int(rows), int(batches), active, wanted, heights)
+            self._know(self._numbers().tolist())
+        assert self._known is not None
         return self._known
+
+    def _numbers(self) -> Tensor:
+        parts = (self.radius, self.mass, self.layout, self.active, self.wanted, self.inertia)
+        return torch.cat([part.reshape(-1).double() for part in parts])
+
+    def _know(self, numbers: list[float]) -> None:
+        radius, mass, rows, batches, *rest = numbers
+        active, wanted, heights = (rest[i * self.starts : (i + 1) * self.starts] for i in range(3))
+        self._known = _Control(radius, mass, int(rows), int(batches), active, wanted, heights)
+
+    def course(self, batch: Batch) -> Hashable:
+        """Which starts go on. Empty clusters are filled with the rows that are found then."""
+        now = self._control()
+        free = not any(now.wanted) and batch.inputs.dtype == torch.float32
+        if free and takes_kernels(as_rows(batch.inputs), self.centres[0], self.backend):
+            return tuple(now.active)
+        return None
 
     def _survey(self, data: Data) -> None:
         """What does not change from sweep to sweep, in one pass about a provisional mean."""
@@ -234,8 +248,8 @@ class KMeansTask(StatisticsTask):
         return {"sums": sums, "counts": counts, "layout": layout} | ({"far": far} if most else {})
 
     @torch.no_grad()
-    def update(self, totals: Mapping[str, Tensor]) -> Swept:
-        """c_k ← S_k / n_k of the active starts; done when none of them moves."""
+    def advance(self, totals: Mapping[str, Tensor]) -> Tensor:
+        """c_k ← S_k / n_k of the active starts."""
         sums, counts = totals["sums"], totals["counts"]
         found = inertia_from_sums(
             self.centres - self.shift, sums - counts[..., None] * self.shift, counts, self.squares
@@ -258,7 +272,11 @@ class KMeansTask(StatisticsTask):
         self.wanted.copy_(torch.where(waits, empty, 0))
         self.layout.copy_(totals["layout"])
         self.best.copy_(self.inertia.argmin())
-        self._known = None
+        return self._numbers()
+
+    def swept(self, numbers: list[float]) -> Swept:
+        """Done when no centre moves."""
+        self._know(numbers)
         now = self._control()
         self.trace.append(list(now.inertia))
         return Swept(min(now.inertia) / now.mass, not any(now.active))

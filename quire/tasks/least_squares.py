@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire.data.batch import Batch, Data
 from quire.errors import InputError
-from quire.functional.components import beside, project, sharper_view, spectrum
+from quire.functional.components import project, sharper_view, spectrum
 from quire.functional.scatter import View, first_view, moments, slab_rows
 from quire.nn.heads import Gaussian
 from quire.options import check
@@ -108,8 +108,8 @@ class LinearLeastSquares(StatisticsTask):
     def update(self, totals: Mapping[str, Tensor]) -> Swept:
         if not bool(totals["gram"].isfinite().all()):
             return Swept(float("nan"), True)
-        sums, view = beside(totals, self._view())
-        count, total, gram, size = sums["count"], sums["total"], sums["gram"], self.features
+        view, size = self._view(), self.features
+        count, total, gram = totals["count"], totals["total"], totals["gram"]
         centred = gram - torch.outer(total, total) / count if self.has_intercept else gram
         if not self.has_intercept:
             # Nothing is centred, so that N rows can have the rank N and their mean is not asked for.
@@ -117,7 +117,7 @@ class LinearLeastSquares(StatisticsTask):
         features = {"count": count, "total": total[:size], "gram": gram[:size, :size]}
         found = spectrum(features, view)
         cross = found.left @ centred[:size, size:]
-        rows = int(sums["count"])
+        rows = int(totals["count"])
         largest = found.singular_values[0]
         kept = found.singular_values > torch.finfo(torch.float64).eps * max(rows, size) * largest
         inverse = torch.where(kept, found.singular_values, torch.inf).reciprocal()

@@ -10,8 +10,8 @@ together have mean 0 and covariance 1; `mixture()` gives them in the rows' own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, final, get_args
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from quire.functional.mixture_sweeps import (
     frame_of,
     mixture_sweep,
     product_moments,
+    takes_kernels,
 )
 from quire.functional.mixtures import (
     Mixture,
@@ -52,6 +53,18 @@ ROUNDS, SETTLED = 100, 1e-4
 """K-means ends after so many rounds, or when the centres move by less than this part of the variance."""
 CHUNK_NUMBERS = 2**22
 """Differences x − μ that are held at once; more on a GPU, which they should keep busy."""
+
+
+class _Control(NamedTuple):
+    """What the course of things depends on, as numbers."""
+
+    positive: bool
+    """Whether all covariances are positive definite."""
+    cancels: float
+    active: list[bool]
+    bounds: list[float]
+    which: Tensor | slice
+    """The starts that go on, or all if none does."""
 
 
 @final
@@ -106,6 +119,7 @@ class MixtureTask(StatisticsTask):
         add("cancels")
         self.trace: list[list[float]] = []
         """The mean log-likelihoods of all starts, sweep by sweep; −∞ before a start's first."""
+        self._known: _Control | None = None
 
     weights: Tensor
     means: Tensor
@@ -203,6 +217,7 @@ class MixtureTask(StatisticsTask):
         self.best.zero_()
         self.cancels.copy_(cancellation(mixture))
         self.trace = []
+        self._known = None
 
     @torch.no_grad()
     def fit_frame(self, data: Data) -> None:
@@ -233,19 +248,19 @@ class MixtureTask(StatisticsTask):
     @torch.no_grad()
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         """N, Σ ln p and the moments of each active start."""
-        which = self._which()
-        mixture = self._state().map(lambda tensor: tensor[which])
+        now = self._control()
+        mixture = self._state().map(lambda tensor: tensor[now.which])
         x = as_rows(batch.inputs)
-        found = mixture_sweep(x, mixture, self.frame, float(self.cancels), backend=self.backend)
+        found = mixture_sweep(x, mixture, self.frame, now.cancels, backend=self.backend)
         rows = found.log_likelihood.new_full((), len(x))
         centred = rows if found.centred else torch.zeros_like(rows)
         sums = {"rows": rows, "centred": centred, "log_likelihood": found.log_likelihood}
         return sums | found.moments._asdict()
 
     @torch.no_grad()
-    def update(self, totals: Mapping[str, Tensor]) -> Swept:
-        """μ_k, Σ_k and π_k of the active starts; done when the likelihood of none changes by `tol`."""
-        which = self._which()
+    def advance(self, totals: Mapping[str, Tensor]) -> Tensor:
+        """μ_k, Σ_k and π_k of the active starts."""
+        which = self._control().which
         like = self._state().map(lambda tensor: tensor[which])
         moments = Moments(totals["counts"], totals["first"], totals["second"])
         shift = torch.where(totals["centred"] > 0, like.means, 0.0)
@@ -258,18 +273,48 @@ class MixtureTask(StatisticsTask):
         self.sweeps[which] += 1
         self.best.copy_(self.bounds.argmax())
         self.cancels.copy_(cancellation(mixture))
-        # One transfer: a GPU is waited for once a sweep.
-        known = torch.stack([mixture.factors.isfinite().all(), self.active.any()]).double()
-        positive, more, *all_bounds = torch.cat([known, self.bounds]).tolist()
-        self._require_positive(bool(positive))
-        self.trace.append(all_bounds)
-        return Swept(-max(all_bounds), not more)
+        return self._numbers(mixture)
 
-    def _which(self) -> Tensor | slice:
-        """The starts that go on, or all if none does; a single one need not be asked for."""
-        if self.starts == 1 or not self.active.any():
-            return slice(None)
-        return self.active.nonzero()[:, 0]
+    def swept(self, numbers: list[float]) -> Swept:
+        """Done when the likelihood of no start changes by `tol`."""
+        self._know(numbers)
+        now = self._control()
+        self._require_positive(now.positive)
+        self.trace.append(now.bounds)
+        return Swept(-max(now.bounds), not any(now.active))
+
+    def course(self, batch: Batch) -> Hashable:
+        now = self._control()
+        x, mixture = as_rows(batch.inputs), self._state()
+        if batch.inputs.dtype == torch.float32 and takes_kernels(x, mixture, now.cancels, self.backend):
+            return tuple(now.active)
+        return None
+
+    def _control(self) -> _Control:
+        """What the course of things depends on. A GPU is waited for once a sweep."""
+        if self._known is None:
+            self._know(self._numbers(self._state()).tolist())
+        assert self._known is not None
+        return self._known
+
+    def _numbers(self, mixture: Mixture) -> Tensor:
+        parts = (mixture.factors.isfinite().all(), self.cancels, self.active, self.bounds)
+        return torch.cat([part.reshape(-1).double() for part in parts])
+
+    def _know(self, numbers: list[float]) -> None:
+        positive, cancels, *rest = numbers
+        active, bounds = [bool(goes) for goes in rest[: self.starts]], rest[self.starts :]
+        before = self._known
+        which: Tensor | slice = slice(None)
+        if before is not None and before.active == active:
+            which = before.which
+        elif any(active) and not all(active):
+            which = torch.tensor(active, device=self.device).nonzero()[:, 0]
+        self._known = _Control(bool(positive), cancels, active, bounds, which)
+
+    def load_state_dict(self, *given: Any, **options: Any) -> Any:
+        self._known = None
+        return super().load_state_dict(*given, **options)
 
     def _floor(self) -> Tensor:
         return self.frame.floor(self.reg_covar)

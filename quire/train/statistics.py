@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quire.data.batch import Batch, Data, in_order
+from quire.data.batch import Batch, Data, TensorData, in_order
 from quire.errors import DataError, InputError, QuireError
 from quire.train.checkpoints import Checkpoint
 from quire.train.evaluate import evaluate
@@ -38,6 +38,7 @@ from quire.train.keeping import (
 )
 from quire.train.progress import Progress
 from quire.train.randomness import random_state, restore_random_state, seed_everything
+from quire.train.replay import Replay
 from quire.train.sums import add_to
 from quire.train.task import Task
 
@@ -84,9 +85,22 @@ class StatisticsTask(Task):
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         """Sums over the rows of a batch, under the present state; in float64 where sums are long."""
 
-    @abstractmethod
     def update(self, totals: Mapping[str, Tensor]) -> Swept:
         """Take in the sums over all rows, and say how the sweep went."""
+        return self.swept(self.advance(totals).tolist())
+
+    def advance(self, totals: Mapping[str, Tensor]) -> Tensor:
+        """Take in the sums, without waiting for a GPU; what has to be known of the sweep, in one tensor."""
+        raise NotImplementedError
+
+    def swept(self, numbers: list[float]) -> Swept:
+        """Say how the sweep went, from what `advance` gave."""
+        raise NotImplementedError
+
+    def course(self, batch: Batch) -> Hashable:
+        """Whether `statistics` and `advance` only change buffers in place and never wait for a GPU, so that
+        they can be recorded and replayed: then what else they depend on, otherwise None."""
+        return None
 
 
 class Sweeps:
@@ -113,6 +127,7 @@ class Sweeps:
         self.store, self.progress, self.started = store, progress, started
         self.checkpoint_seconds = checkpoint_seconds
         self.interrupt = Interrupt()
+        self.replay = Replay()
         self.sweep = 0
         self.done = False
         self.history: list[Record] = []
@@ -133,7 +148,7 @@ class Sweeps:
             with self.interrupt.listening(self.store):
                 while self.sweep < self.total and not self.done:
                     self._take_sweep()
-            last = snapshot(self.task)
+            last = snapshot(self.task) if self.store else None
             self.task.eval()
             self.task.finish(self.data, self.validation)
             if self.store:
@@ -146,10 +161,7 @@ class Sweeps:
         return Fit(self.sweep, float(self.sweep), seconds, stopped, self.sweep, None, self.history, speed)
 
     def _take_sweep(self) -> None:
-        totals: dict[str, Tensor] = {}
-        for batch in in_order(self.data):
-            add_to(totals, self.task.statistics(batch.to(self.device)))
-        swept = self.task.update(totals)
+        swept = self._sweep()
         if not math.isfinite(swept.loss):
             raise self._not_finite(swept.loss)
         self.sweep, self.done = self.sweep + 1, swept.done
@@ -164,6 +176,18 @@ class Sweeps:
         if self.interrupt.asked and self.sweep < self.total and not self.done:
             self._save()
             raise Interrupted(f"interrupted after sweep {self.sweep} of {self.total}; everything is saved")
+
+    def _sweep(self) -> Swept:
+        task = self.task
+        if self.device.type == "cuda" and isinstance(self.data, TensorData):
+            (batch,) = in_order(self.data)
+            if (course := task.course(batch)) is not None:
+                numbers = self.replay(course, lambda: task.advance(task.statistics(batch)))
+                return task.swept(numbers.tolist())
+        totals: dict[str, Tensor] = {}
+        for batch in in_order(self.data):
+            add_to(totals, task.statistics(batch.to(self.device)))
+        return task.update(totals)
 
     def _record(self, split: str, values: Mapping[str, float]) -> Record:
         record = make_record(self.sweep, float(self.sweep), split, values, self._seconds())
