@@ -200,3 +200,17 @@ def test_recipes_and_command_load_without_pytorch() -> None:
     program = f"import sys, quire.recipes, {', '.join(commands)}; print(*({set(heavy)} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("part", ["tasks", "models"])
+def test_what_a_file_registers_is_known_to_whoever_imports_its_folder(part: str) -> None:
+    """A run is read by name in a process that has not trained it."""
+    names = [
+        f"quire.{part}.{path.stem}"
+        for path in (ROOT / "quire" / part).glob("[!_]*.py")
+        if ".register(" in path.read_text(encoding="utf-8")
+    ]
+    program = f"import sys, quire.{part}; print(*({set(names)} - set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert names
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -19,6 +19,7 @@ Randomised: Halko, Martinsson and Tropp, "Finding structure with randomness", 20
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -79,7 +80,7 @@ def leading_eigenpairs(matrix: Tensor, k: int | None = None) -> tuple[Tensor, Te
     """The k largest eigenvalues of a symmetric matrix, falling, and their vectors as rows."""
     size = len(matrix)
     k = size if k is None else k
-    if not bool(matrix.isfinite().all()):  # LAPACK might search for ever
+    if not bool(matrix.trace().isfinite()):  # as no other entry of a scatter is; LAPACK might search for ever
         return matrix.new_full((k,), torch.nan), matrix.new_full((k, size), torch.nan)
     if matrix.is_cuda:
         values, vectors = torch.linalg.eigh(matrix)
@@ -137,16 +138,17 @@ def sharper_view(
     known = found.singular_values[: min(wanted, found.rank)]
     beyond = (found.square - known.square().sum()).clamp_min(0)
     numbers = (
-        sums["count"], gram.isfinite().all(), found.singular_values[0], gram.diagonal().max(), gram.trace(),
-        total.square().sum(), share_lost(sums) if single else gram.new_zeros(()),
+        sums["count"], found.singular_values[0], gram.trace(), total.square().sum(),
+        gram.diagonal().max() if view.scale is not None else sums["count"],
+        share_lost(sums) if single else sums["count"],
         known[-1] if len(known) else gram.new_full((), torch.inf), beyond.sqrt(),
         gram.new_ones(()) if view.scale is None else view.scale.min(),
     )  # fmt: skip
     # All at once: a GPU is waited for.
-    count, finite, largest, top, trace, drift, share, faintest, others, finest = torch.stack(
+    count, largest, trace, drift, top, share, faintest, others, finest = torch.stack(
         [number.to(gram) for number in numbers]
     ).tolist()
-    if single and not finite:
+    if single and not math.isfinite(trace):
         return view._replace(precision=torch.float64)  # squares that are too large for less
     # G's largest eigenvalue is about `top`; what of it is lost in rounding hides smaller ones.
     if view.scale is None:

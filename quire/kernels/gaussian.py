@@ -74,7 +74,7 @@ def _seen(  # type: ignore[no-untyped-def]
 def _forward(  # type: ignore[no-untyped-def]
     x_ptr, y_ptr, fine_x_ptr, fine_y_ptr, half_x_ptr, half_y_ptr, rest_ptr,
     value_ptr, limit_ptr, out_ptr, total_ptr,
-    rows, keys, width, square, factor, size,
+    rows, keys, width, square, factor, one, size,
     COUNTED: tl.constexpr, FINE: tl.constexpr, LIMIT: tl.constexpr, EXCLUDE: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -125,7 +125,7 @@ def _forward(  # type: ignore[no-untyped-def]
         p = tl.exp2(s - (base - 15.0)[:, None])
         if not COUNTED:
             weight = weight * fade + tl.sum(p, 1)
-        out = product(p, value, out * fade[:, None])
+        out = out * fade[:, None] + product(p, value, one)
         top = new
     v = tl.arange(0, VALUES)
     out = joined(out, ROWS, VALUES)
@@ -145,7 +145,7 @@ def _backward(  # type: ignore[no-untyped-def]
     x_ptr, y_ptr, fine_x_ptr, fine_y_ptr, half_x_ptr, half_y_ptr, add_x_ptr, add_y_ptr,
     slope_x_ptr, slope_y_ptr, mean_ptr, gamma_ptr,
     place_ptr, gradient_ptr, limit_ptr, out_ptr, value_ptr, sum_ptr,
-    rows, columns, square, size,
+    rows, columns, square, one, size,
     QUERIES: tl.constexpr, FINE: tl.constexpr, LIMIT: tl.constexpr, EXCLUDE: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -214,8 +214,8 @@ def _backward(  # type: ignore[no-untyped-def]
             slope = p * (slope - tl.load(mean_ptr + first + j)[None, :])
             total += tl.sum(slope * tl.load(gamma_ptr + first + j)[None, :], 1)
             gradient = tl.load(gradient_ptr + first * (2 * VALUES) + at_gradient)
-            of_value = product(p * 32768.0, gradient, of_value)
-        out = product(slope * 16384.0, place, out)
+            of_value += product(p * 32768.0, gradient, one)
+        out += product(slope * 16384.0, place, one)
     c = tl.arange(0, WIDTH)
     tl.store(out_ptr + own[:, None] * WIDTH + c[None, :], joined(out, ROWS, WIDTH))
     if not QUERIES:
@@ -268,7 +268,7 @@ class _Gaussian(torch.autograd.Function):
             places.query, places.key, places.fine_query, places.fine_key,
             places.half_query, places.half_key, places.rest,
             halved(value, values, 1 / factor, counted=counted), total if limit is None else limit, out, total,
-            rows, keys, width, places.square, factor, bucket(batch, rows, keys),
+            rows, keys, width, places.square, factor, 1.0, bucket(batch, rows, keys),
             COUNTED=counted, FINE=places.fine, LIMIT=limit is not None, EXCLUDE=exclude_self,
             WIDTH=places.width, VALUES=values,
         )  # fmt: skip
@@ -311,7 +311,7 @@ class _Gaussian(torch.autograd.Function):
                 places.query, places.key, places.fine_query, places.fine_key,
                 places.half_query, places.half_key, level, places.rest,
                 slope_query, slope_key, mean, share, halved(far, places.width, 1 / radius), slope_key, limits,
-                of_query, of_query, excess, full, full_keys, places.square, size, QUERIES=True, **shared,
+                of_query, of_query, excess, full, full_keys, places.square, 1.0, size, QUERIES=True, **shared,
             )  # fmt: skip
         of_value = gradient.new_empty(batch, full_keys, values)
         of_weight = gradient.new_empty(batch, full_keys)
@@ -324,7 +324,7 @@ class _Gaussian(torch.autograd.Function):
                 slope_key, slope_query, mean, share,
                 halved(near * (gamma / highest), places.width, 1 / radius),
                 halved(gradient / peak, values), limits, of_key, of_value, of_weight,
-                full_keys, full, places.square, size, QUERIES=False, **shared,
+                full_keys, full, places.square, 1.0, size, QUERIES=False, **shared,
             )  # fmt: skip
         dimensions = query.shape[-1]
         of_query = of_query[:, :rows, :dimensions] * (radius / 16384) - near * excess[:, :rows, None]

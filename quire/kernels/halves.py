@@ -134,11 +134,15 @@ def score(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def product(weight, factor, total):  # type: ignore[no-untyped-def]
-    """total + weight·factor, with the weights split in two."""
+def product(weight, factor, one):  # type: ignore[no-untyped-def]
+    """weight·factor, with the weights split in two.
+
+    Tensor cores round sums towards zero, so that a long one must not be left to them: it is added up by
+    ordinary arithmetic. `one` is 1, and unknown to the compiler, which would make one sum of all products.
+    """
     high = weight.to(tl.float16)
     low = (weight - high.to(tl.float32)).to(tl.float16)
-    return tl.dot(low, factor, tl.dot(high, factor, total))
+    return one * tl.dot(low, factor, tl.dot(high, factor))
 
 
 @triton.jit

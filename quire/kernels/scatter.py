@@ -34,6 +34,8 @@ class Tile(NamedTuple):
 TILE = Tile(4096, 64, 64, 4, 3)
 PARTIAL_NUMBERS = 1 << 25
 """Of sums that are held before they are added in float64."""
+MOST_CHECKED = 4
+"""Parts of such sums that are taken twice."""
 
 
 @triton.jit
@@ -118,11 +120,12 @@ def scatter_sums(
         totals, grams = partial_sums(part, shift, factor, tile)
         total += totals.sum(0, dtype=torch.float64) / factor
         gram += grams.sum(0, dtype=torch.float64) / whole
-        sample = part[: len(part) // tile.rows * tile.rows].view(-1, tile.rows, features)[::checked]
+        step = max(checked, len(part) // (tile.rows * MOST_CHECKED))
+        sample = part[: len(part) // tile.rows * tile.rows].view(-1, tile.rows, features)[::step]
         if not len(sample):
             sample, grams = part[None], grams[:1]
         z = (sample.double() - shift).flatten(0, 1)
-        twice = symmetric(grams[: len(sample) * checked : checked].sum(0, dtype=torch.float64) / whole)
+        twice = symmetric(grams[: len(sample) * step : step].sum(0, dtype=torch.float64) / whole)
         error += twice[:, columns] - z.mT @ z[:, columns]
         squares += z.square().sum()
         some += z[:, columns].square().sum()

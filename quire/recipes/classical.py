@@ -215,9 +215,26 @@ def shown_rows(
     return np.concatenate(rows), np.concatenate(said), np.concatenate(labels)
 
 
+def own_units(found: Unlabelled) -> tuple[np.ndarray, np.ndarray]:
+    """Shift and factor that bring features back to a table's own units: where there are so few of them that
+    they are drawn themselves."""
+    import numpy as np
+
+    from quire.data.preparation import Preparation
+
+    preparation, size = found.data.preparation, found.numbers
+    if isinstance(preparation, Preparation) and size <= 2:
+        columns = preparation.inputs
+        if len(columns) == size and all(column.kind == "number" for column in columns):
+            return np.array([c.center for c in columns]), np.array([c.scale for c in columns])
+    return np.zeros(size), np.ones(size)
+
+
 def cluster_pictures(
     task: Any, found: Unlabelled, column: str, shapes: tuple[Tensor, Tensor | None]
 ) -> list[Picture]:
+    import numpy as np
+
     from quire.recipes.plan import Picture
     from quire.report.classical import clusters_figure
     from quire.report.latent import samples_grid_figure
@@ -226,8 +243,10 @@ def cluster_pictures(
     rows, clusters, labels = shown_rows(task, found, column)
     centres, covariances = shapes
     middle = centres.detach().cpu().double().numpy()
+    shift, unit = own_units(found)
+    spread = None if covariances is None else covariances.detach().cpu().numpy() * np.outer(unit, unit)
     drawn = clusters_figure(
-        rows, clusters, middle, None if covariances is None else covariances.detach().cpu().numpy(),
+        rows * unit + shift, clusters, middle * unit + shift, spread,
         features=found.data.preparation.feature_names,
     )  # fmt: skip
     pictures = [Picture("clusters", "Clusters", "Rows of the test part by the cluster they are in.", drawn)]

@@ -59,9 +59,8 @@ def principal_plane(rows: Array, names: Sequence[str] = ()) -> Plane:
     size = rows.shape[1]
     if size <= 2:
         axes = np.eye(size, 2)
-        first, second = (
-            [plain(name, 24) for name in names] + [""] * 2 if names else ["feature 1", "feature 2"]
-        )
+        labels = [plain(name, 24) for name in names] or [f"feature {i + 1}" for i in range(size)]
+        first, second, *_ = [*labels, ""]
         return Plane(np.zeros(size), axes, (first, second))
     centre = rows.mean(0)
     _, values, directions = np.linalg.svd(rows - centre, full_matrices=False)

@@ -12,6 +12,11 @@ from quire.report.reading import Run, Target
 SPLITS = ("test", "validation", "train")
 """In the order in which they are trusted."""
 
+_USUAL = (
+    "perplexity", "accuracy", "r2", "rmse", "agreement", "explained_share", "elbo", "recognised",
+    "sliced_wasserstein", "restored_mse", "mse", "bic",
+)  # fmt: skip
+"""Measures of runs that have no target, the most telling first."""
 _PREFERRED = {"classification": ("accuracy",), "regression": ("r2", "rmse", "mae"), "boxes": ("map50",)}
 
 
@@ -41,7 +46,7 @@ def headline(run: Run, target: Target | None = None) -> Headline | None:
     prefix, kind = (target.prefix, target.kind) if target else ("", "")
     # A run of several targets has prefixed measures and, without a prefix, those of them all together.
     own = [name for name in measures[split] if name.startswith(prefix)] or list(measures[split])
-    preferred = [prefix + name for name in _PREFERRED.get(kind, ("perplexity", "accuracy", "r2", "rmse"))]
+    preferred = [prefix + name for name in _PREFERRED.get(kind, _USUAL)]
     candidates = [name for name in preferred if name in own]
     candidates += [name for name in own if name != prefix + "loss"] + own
     return Headline(candidates[0], split, measures[split][candidates[0]])
@@ -110,6 +115,8 @@ _WORDS = {
     "restored_mse": "MSE after restoring",
     "kl": "KL divergence",
     "elbo": "ELBO",
+    "bic": "BIC",
+    "aic": "AIC",
     "mae": "MAE",
     "bits_per_token": "bits per token",
     "map": "mAP (IoU 0.5 to 0.95)",

@@ -4,6 +4,7 @@ from quire.tasks.adversarial import Adversarial
 from quire.tasks.bagging import Bagging
 from quire.tasks.components import PrincipalComponents
 from quire.tasks.detection import Detection, DetectionRules
+from quire.tasks.embedding import Embedding
 from quire.tasks.generating import Generates
 from quire.tasks.kernel import LeaveOneOut
 from quire.tasks.kmeans import KMeansTask
@@ -12,6 +13,7 @@ from quire.tasks.least_squares import LinearLeastSquares
 from quire.tasks.loading import Trained, load_trained
 from quire.tasks.mixture import MixtureTask
 from quire.tasks.reconstruction import Reconstruction, ReconstructionRules
+from quire.tasks.semi import SemiSupervised
 from quire.tasks.supervised import Supervised
 from quire.tasks.translation import Translation
 from quire.tasks.variational import Variational
@@ -21,6 +23,7 @@ __all__ = [
     "Bagging",
     "Detection",
     "DetectionRules",
+    "Embedding",
     "Generates",
     "KMeansTask",
     "LanguageModel",
@@ -30,6 +33,7 @@ __all__ = [
     "PrincipalComponents",
     "Reconstruction",
     "ReconstructionRules",
+    "SemiSupervised",
     "Supervised",
     "Trained",
     "Translation",

@@ -197,7 +197,8 @@ class PrincipalComponents(StatisticsTask):
 
     def update(self, totals: Mapping[str, Tensor]) -> Swept:
         self.count.copy_(totals["count"])
-        if not bool(torch.stack([part.isfinite().all() for part in totals.values()]).all()):
+        extent = totals["gram"].trace() if "gram" in totals else totals["square"]
+        if not bool(extent.isfinite()):
             if not bool(self.single):
                 return Swept(float("nan"), True)
             self.single.fill_(False)  # numbers whose squares are too large for float32

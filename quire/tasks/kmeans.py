@@ -243,8 +243,8 @@ class KMeansTask(StatisticsTask):
                 place = int(batch.rows[0]) * now.batches // now.rows
                 columns = (torch.ones_like(some.squared), some.squared, some.labels, some.weights)
                 far[r, place, : len(some.squared)] = torch.cat([torch.stack(columns, 1), some.rows], 1)
-        layout = torch.full_like(self.layout, 1)
-        layout[0] = len(x)
+        layout = torch.ones_like(self.layout)
+        layout[:1].fill_(len(x))
         return {"sums": sums, "counts": counts, "layout": layout} | ({"far": far} if most else {})
 
     @torch.no_grad()

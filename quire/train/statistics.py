@@ -6,7 +6,8 @@ A task maps a batch to statistics that add up over rows, and updates itself from
 
 One pass over the data is a *sweep*. Nothing but the sum is kept, so data larger than memory needs no second
 code path. Rows are read in their order; a checkpoint after a sweep holds the state and its number, and a run
-resumed from it computes the same bits as one that was never interrupted.
+resumed from it computes the same bits as one that was never interrupted. Chance is asked only where a run
+begins, and from a generator of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from quire.train.keeping import (
     snapshot,
 )
 from quire.train.progress import Progress
-from quire.train.randomness import random_state, restore_random_state, seed_everything
 from quire.train.replay import Replay
 from quire.train.sums import add_to
 from quire.train.task import Task
@@ -224,7 +224,7 @@ class Sweeps:
 
     def _save(self, *, weights: State | None = None, final: State | None = None) -> None:
         assert self.store
-        tensors = {"weights": weights or snapshot(self.task), "random": random_state()}
+        tensors = {"weights": weights or snapshot(self.task)}
         if final is not None:
             tensors["final"] = final
         progress = {
@@ -244,7 +244,6 @@ class Sweeps:
         self.sweep, self.done = progress["step"], progress["done"]
         self.history = list(progress["history"])
         self.seconds_before = progress["seconds"]
-        restore_random_state(checkpoint.tensors["random"])
 
 
 def fit_statistics(
@@ -268,12 +267,7 @@ def fit_statistics(
         task = KMeansTask(clusters=3, features=4)
         fit_statistics(task, TensorData({"inputs": x}), sweeps=100)
     """
-    before = random_state()
-    seed_everything(seed)
-    try:
-        return Sweeps(
-            task, data, validation, sweeps=sweeps, seed=seed, device=torch.device(device), store=store,
-            progress=progress or Progress(), started=started, checkpoint_seconds=checkpoint_seconds,
-        ).run()  # fmt: skip
-    finally:
-        restore_random_state(before)
+    return Sweeps(
+        task, data, validation, sweeps=sweeps, seed=seed, device=torch.device(device), store=store,
+        progress=progress or Progress(), started=started, checkpoint_seconds=checkpoint_seconds,
+    ).run()  # fmt: skip
