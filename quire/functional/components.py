@@ -23,14 +23,18 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.errors import InputError
 from quire.functional.scatter import HEAD_ROWS, View, first_view, moments, power_sums, share_lost, slab_rows
+from quire.functional.threads import one_thread
 
-# Below this share of them, and above this size, single eigenvectors are found faster than all.
-SUBSET, SUBSET_SIZE = 0.4, 100
+# Up to this size, sums are worth a copy to the CPU.
+SMALL = 1024
+# Of `moments`, how much its products have lost.
+CHECKS = ("error", "checked", "checked_columns")
 # Relative error of a variance that another pass is worth. What float32 loses is estimated by a Frobenius norm
 # and from few chunks, which in most cases is one or two orders more than it is.
 ACCURACY = {torch.float64: 1e-7, torch.float32: 1e-3}
@@ -70,63 +74,83 @@ class Spectrum(NamedTuple):
     """V, (L, D)."""
     square: Tensor
     """‖X‖² = Σ σ²."""
-    left: Tensor
-    """(L, L): turns Σ zy into Qᵀy."""
+    left: Tensor | None
+    """(L, L): turns Σ zy into Qᵀy; only where it was asked for."""
     rank: int
     """How many singular values can differ from zero at all."""
+    sums: Mapping[str, Tensor]
+    """What is small of the sums that this was made from, and G's "diagonal"; of the "error" its norm."""
 
 
 def leading_eigenpairs(matrix: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
     """The k largest eigenvalues of a symmetric matrix, falling, and their vectors as rows."""
-    size = len(matrix)
-    k = size if k is None else k
-    if not bool(matrix.trace().isfinite()):  # as no other entry of a scatter is; LAPACK might search for ever
-        return matrix.new_full((k,), torch.nan), matrix.new_full((k, size), torch.nan)
-    if matrix.is_cuda:
-        values, vectors = torch.linalg.eigh(matrix)
-    else:
-        from scipy.linalg import eigh
-
-        chosen = (size - k, size - 1)
-        few = k <= SUBSET * size and size > SUBSET_SIZE
-        options = {"subset_by_index": chosen, "driver": "evr"} if few else {"driver": "evd"}
-        found = eigh(matrix.numpy(), check_finite=False, **options)
-        values, vectors = torch.from_numpy(found[0]), torch.from_numpy(found[1])
+    values, vectors = _eigenpairs(matrix)
     return values.flip(0)[:k], vectors.mT.flip(0)[:k]
 
 
-def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None) -> Spectrum:
+def _eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Rising, with vectors as columns; not numbers for a matrix that is not finite."""
+    try:
+        if matrix.is_cuda:
+            found = torch.linalg.eigh(matrix)
+            return found.eigenvalues, found.eigenvectors
+        if bool(matrix.trace().isfinite()):  # as no entry of a scatter is else; LAPACK might search for ever
+            values, vectors = np.linalg.eigh(matrix.numpy())
+            return torch.from_numpy(values), torch.from_numpy(vectors)
+    except torch.linalg.LinAlgError:
+        pass
+    return torch.full_like(matrix[0], torch.nan), torch.full_like(matrix, torch.nan)
+
+
+def beside(**parts: Tensor) -> dict[str, Tensor]:
+    """What is small, on the CPU, by one copy: there, dozens of short operations take less time than a GPU
+    needs to be asked for them."""
+    first, *_ = parts.values()
+    if first.device.type == "cpu" or max(part.numel() for part in parts.values()) > SMALL**2:
+        return parts
+    flat = torch.cat([part.flatten() for part in parts.values()]).cpu()
+    numbers = flat.split([part.numel() for part in parts.values()])
+    return {name: number.view(parts[name].shape) for name, number in zip(parts, numbers, strict=True)}
+
+
+def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, left: bool = False) -> Spectrum:
     """The k leading components (all of them: None) from the sums of `moments`.
 
     With a basis, `square` is what the rows have in it, and the shift has to be their mean, or near it within
     the basis.
     """
     count, total, gram = sums["count"], sums["total"], sums["gram"]
-    centred = gram - torch.outer(total, total) / count
-    values, vectors = leading_eigenpairs(centred, k if view.scale is None else None)
-    # Directions without any length are rounding: the inverse leaves them out.
-    smallest = values[:1].clamp_min(0) * len(gram) * torch.finfo(values.dtype).eps
-    inverse = torch.where(values > smallest, values, torch.inf).rsqrt()
-    values, left = values.clamp_min(0).sqrt(), inverse[:, None] * vectors
-    square = centred.trace()
+    k = len(gram) if k is None or view.scale is not None else k
+    values, vectors = _eigenpairs(torch.addr(gram, total, total / count, alpha=-1))
+    checks = {name: sums[name] for name in CHECKS if name in sums}
+    if "error" in checks:
+        checks["error"] = torch.linalg.norm(checks["error"])
+    known = beside(
+        values=values[-k:], vectors=vectors[:, -k:], count=count, total=total, diagonal=gram.diagonal(),
+        shift=view.shift, **checks,
+    )  # fmt: skip
+    values, vectors = known.pop("values").flip(0), known.pop("vectors").mT.flip(0)
+    count, total, shift = known["count"], known["total"], known.pop("shift")
+    view = view._replace(shift=shift).to(values.device)
+    inverse: Tensor | None = None
+    if left:
+        # Directions without any length are rounding: the inverse leaves them out.
+        smallest = values[:1].clamp_min(0) * len(gram) * torch.finfo(values.dtype).eps
+        inverse = torch.where(values > smallest, values, torch.inf).rsqrt()[:, None] * vectors
+    values = values.clamp_min(0).sqrt()
+    square = (known["diagonal"] - total.square() / count).sum()
     if view.scale is not None:
         turn, values, vectors = torch.linalg.svd(values[:, None] * vectors * view.scale)
-        left, square = turn.mT @ left, values.square().sum()
-    rank = most_rank(sums, view)
+        inverse, square = None if inverse is None else turn.mT @ inverse, values.square().sum()
+    # Centring takes one off as many directions as there are rows, and columns that never change have none.
+    constant = int((known["diagonal"] == 0).sum()) if view.basis is None else 0
+    rank = max(min(int(count) - 1, len(gram) - constant), 0)
     values[rank:] = 0.0
     if view.basis is None:
-        return Spectrum(view.shift + total / count, values, vectors, square, left, rank)
+        return Spectrum(shift + total / count, values, vectors, square, inverse, rank, known)
     offset = total / count if view.scale is None else total / count * view.scale
-    return Spectrum(view.shift + offset @ view.basis, values, vectors @ view.basis, square, left, rank)
-
-
-def most_rank(sums: Mapping[str, Tensor], view: View) -> int:
-    """How many singular values can differ from zero at all: centring takes one off as many as there are rows,
-    and columns that never change have none."""
-    gram = sums["gram"]
-    constant = (gram.diagonal() == 0).sum() if view.basis is None else torch.zeros_like(sums["count"])
-    rows, without = torch.stack([sums["count"], constant.to(sums["count"])]).tolist()
-    return int(max(min(rows - 1, len(gram) - without), 0))
+    mean = shift + offset @ view.basis
+    return Spectrum(mean, values, vectors @ view.basis, square, inverse, rank, known)
 
 
 def sharper_view(
@@ -134,37 +158,27 @@ def sharper_view(
 ) -> View | None:
     """Where the next pass should look from; None where the first `wanted` singular values (and the `rest`,
     taken together) are known to `ACCURACY`, or are zero as far as float64 can tell."""
-    gram, total, single = sums["gram"], sums["total"], view.precision != torch.float64
-    known = found.singular_values[: min(wanted, found.rank)]
-    beyond = (found.square - known.square().sum()).clamp_min(0)
-    numbers = (
-        sums["count"], found.singular_values[0], gram.trace(), total.square().sum(),
-        gram.diagonal().max() if view.scale is not None else sums["count"],
-        share_lost(sums) if single else sums["count"],
-        known[-1] if len(known) else gram.new_full((), torch.inf), beyond.sqrt(),
-        gram.new_ones(()) if view.scale is None else view.scale.min(),
-    )  # fmt: skip
-    # All at once: a GPU is waited for.
-    count, largest, trace, drift, top, share, faintest, others, finest = torch.stack(
-        [number.to(gram) for number in numbers]
-    ).tolist()
+    single, size = view.precision != torch.float64, len(sums["gram"])
+    count, trace = float(found.sums["count"]), float(found.sums["diagonal"].sum())
     if single and not math.isfinite(trace):
         return view._replace(precision=torch.float64)  # squares that are too large for less
+    largest = float(found.singular_values[0])
     # G's largest eigenvalue is about `top`; what of it is lost in rounding hides smaller ones.
-    if view.scale is None:
-        top = largest**2
-    lost = rounding(view.precision) * drift / count
-    lost += ROOM * share * trace if single else rounding(view.precision) * top
-    hidden = lost**0.5 * finest
+    top = largest**2 if view.scale is None else float(found.sums["diagonal"].max())
+    lost = rounding(view.precision) * float(found.sums["total"].square().sum()) / count
+    lost += ROOM * float(share_lost(found.sums)) * trace if single else rounding(view.precision) * top
+    hidden = lost**0.5 * (1.0 if view.scale is None else float(view.scale.min()))
     floor = hidden / ACCURACY[view.precision] ** 0.5
+    known = found.singular_values[: min(wanted, found.rank)]
+    faintest = float(known[-1]) if len(known) else torch.inf
     if rest and wanted < found.rank:
-        faintest = min(faintest, others)
-    noise = torch.finfo(torch.float64).eps * max(count, len(gram)) * largest
+        faintest = min(faintest, float((found.square - known.square().sum()).clamp_min(0).sqrt()))
+    noise = torch.finfo(torch.float64).eps * max(count, size) * largest
     if not (faintest < floor and noise < floor):
         return None
     if single:
         return View(found.mean, view.basis, view.scale)
-    if len(found.axes) < len(gram):
+    if len(found.axes) < size:
         found = spectrum(sums, view)
     return View(found.mean, found.axes, found.singular_values.clamp_min(hidden))
 
@@ -199,6 +213,7 @@ def nystrom(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
 # Three ways to the components of rows in memory -----------------------------------------------
 
 
+@one_thread()
 def pca_covariance(x: Tensor, k: int) -> Components:
     """Eigenvectors of the covariance S/(N − 1), from one pass over x (N, D), and from more where the spectrum
     demands it."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import InputError
+from quire.functional.threads import one_thread
 from quire.kernels import refusal, use_triton
 
 Backend = Literal["auto", "torch", "triton"]
@@ -110,7 +110,7 @@ def _search(
         return ClusterSums(labels.long(), *kernels.sums_by_label(rows, labels, len(centres), weights))
     on_cpu = rows.device.type == "cpu"
     threads = min(torch.get_num_threads(), len(rows) // ROWS_PER_THREAD) if on_cpu else 1
-    with _alone(threads > 1):
+    with one_thread(threads > 1):
         screen = Screen(rows, centres, shift, weights, radius, collect=collect)
         sums = screen.run(max(threads, 1))
         labels, doubtful = screen.labels, screen.doubtful()
@@ -305,19 +305,6 @@ def pieces(rows: Tensor, width: int | None = None) -> Iterator[slice]:
 def spans(total: int, size: int) -> Iterator[slice]:
     """Slices of `size` that make up `total`."""
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
-
-
-@contextmanager
-def _alone(wanted: bool) -> Iterator[None]:
-    """Keep PyTorch's own threads out of the with-block, where threads are started by hand."""
-    before = torch.get_num_threads()
-    if wanted:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if wanted:
-            torch.set_num_threads(before)
 
 
 def _in_threads(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:

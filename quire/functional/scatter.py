@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # Few enough rows to stay near a core and, in float32, to round little before they are added in float64;
 # enough to keep all cores busy with a product.
-CHUNK_NUMBERS = 1 << 20
+CHUNK_NUMBERS = 1 << 23
 CHUNK_ROWS = (2048, 8192)
 # From so many rows a first guess is made of the mean.
 HEAD_ROWS = 64
@@ -67,16 +67,17 @@ class View(NamedTuple):
 
 
 def first_view(head: Tensor) -> View:
-    """The features shifted by their mean over a few rows (n, D), or not at all where it is so small that the
-    sums lose nothing by it."""
+    """The features shifted by their mean over a few rows (n, D), or on the CPU, where this takes time, not at
+    all if it is so small that the sums lose nothing by it."""
     few = head.detach().double()
     double = head.dtype in (torch.float64, torch.int32, torch.int64)
     spread = few - few[0]
     mean = few[0] + spread.mean(0)  # exact where a column is constant
-    variance = spread.var(0, correction=0)
-    small = mean.square().sum() <= (64 if double else 1) * variance.sum()
-    small &= ((mean == 0) | (variance > 0)).all()
-    mean = torch.where(small, torch.zeros_like(mean), mean)
+    if head.device.type == "cpu":
+        variance = spread.var(0, correction=0)
+        small = mean.square().sum() <= (64 if double else 1) * variance.sum()
+        if bool(small & ((mean == 0) | (variance > 0)).all()):
+            mean = torch.zeros_like(mean)
     if not double:
         mean = mean.float().double()
     return View(mean, precision=torch.float64 if double else torch.float32)
@@ -181,13 +182,11 @@ def squares(z: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _moments_on_cpu(x: Tensor, view: View) -> dict[str, Tensor]:
-    """On the CPU: BLAS knows that zᵀz is symmetric and leaves out half of the work, which PyTorch does not.
+    """On the CPU: NumPy sees that zᵀz is symmetric and leaves out half of the work, which PyTorch does not.
 
-    All products are SciPy's: NumPy's and PyTorch's have threads of their own, which go on waiting for work on
-    the cores that the next product needs.
+    All products are NumPy's, and so is the eigenproblem of what comes of them: PyTorch and SciPy have threads
+    of their own, and those of one go on waiting for work on the cores that another's product needs.
     """
-    from scipy.linalg import blas
-
     array = as_array(x)
     shift = view.shift.numpy() if bool(view.shift.any()) else None
     columns = view.columns()
@@ -198,43 +197,43 @@ def _moments_on_cpu(x: Tensor, view: View) -> dict[str, Tensor]:
         rows = len(array) if as_they_are else max(rows, CHUNK_NUMBERS // x.shape[1])
     # The same room for each chunk: new memory would have to be asked for from the system each time.
     room = None if shift is None else np.empty((min(rows, len(x)), x.shape[1]), kind)
-    total, gram = np.zeros(size), np.zeros((size, size), order="F")
+    total, gram = np.zeros(size), np.zeros((size, size))
     some = checked_columns(size)
     error, checked = np.zeros_like(gram[:, some]), np.zeros(2)
 
     def seen(part: Array, kind: Any, room: Array | None = None) -> Array:
-        z: Array
-        if shift is None:
-            z = part.astype(kind, copy=False)
-        else:
-            z = np.subtract(part, shift.astype(kind), out=None if room is None else room[: len(part)])
-        if columns is None:
-            return z
-        # BLAS has its matrices by columns, where all of these are transposed.
-        product: Array = blas.dgemm(1.0, columns.numpy().T.astype(np.float64), z.T.astype(np.float64)).T
-        return product.astype(kind, copy=False)
+        z: Array = (
+            part.astype(kind, copy=False) if shift is None else without_shift(part, shift.astype(kind), room)
+        )
+        return z if columns is None else (z.astype(np.float64) @ columns.numpy()).astype(kind, copy=False)
 
     for number, start in enumerate(range(0, len(array), rows)):
         part = array[start : start + rows]
         with np.errstate(invalid="ignore", over="ignore"):  # seen in the sums by whoever uses them
             z = seen(part, kind, room)
+            product = z.T @ z
         total += column_sums(z)
-        if double:
-            gram = blas.dsyrk(1.0, z.T, beta=1.0, c=gram, overwrite_c=True)
-            continue
-        product = blas.ssyrk(1.0, z.T)
         gram += product
-        if number % CHECKED == 0:
+        if not double and number % CHECKED == 0:
             exact = seen(part, np.float64)
-            twice = blas.dgemm(1.0, exact.T, exact[:, some].T, trans_b=True)
-            error += whole_symmetric(product)[:, some] - twice
+            error += product[:, some] - exact.T @ exact[:, some]
             lengths = np.einsum("ij,ij->j", exact, exact)
             checked += lengths.sum(), lengths[some].sum()
-    sums = {"total": torch.from_numpy(total), "gram": torch.from_numpy(whole_symmetric(gram))}
+    sums = {"total": torch.from_numpy(total), "gram": torch.from_numpy(gram)}
     if not double:
         names = ("checked", "checked_columns")
         sums |= {"error": torch.from_numpy(error)} | dict(zip(names, torch.from_numpy(checked), strict=True))
     return sums
+
+
+def without_shift(part: Array, shift: Array, room: Array | None) -> Array:
+    """part − shift, into `room`: 64 rows at a time as one long one, since short ones take longer."""
+    z = np.empty(part.shape, shift.dtype) if room is None else room[: len(part)]
+    whole, width = len(part) // PARTS * PARTS, PARTS * part.shape[1]
+    long = part[:whole].reshape(-1, width), z[:whole].reshape(-1, width)
+    np.subtract(long[0], np.tile(shift, PARTS), out=long[1])
+    np.subtract(part[whole:], shift, out=z[whole:])
+    return z
 
 
 def column_sums(z: Array) -> Array:
@@ -244,13 +243,6 @@ def column_sums(z: Array) -> Array:
     rest = z[rows * PARTS :].sum(0, dtype=np.float64)
     total: Array = parts.reshape(PARTS, width).sum(0, dtype=np.float64) + rest
     return total
-
-
-def whole_symmetric(upper: Array) -> Array:
-    """A symmetric matrix from its upper triangle, below which there are zeros."""
-    matrix: Array = upper + upper.T
-    matrix.flat[:: len(matrix) + 1] /= 2
-    return matrix
 
 
 def power_sums(x: Tensor, view: View) -> dict[str, Tensor]:

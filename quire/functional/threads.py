@@ -8,12 +8,28 @@ on a machine that has something else to do as well.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Keep PyTorch's own threads out of the with-block, or function: where others are started, or where the
+    work is another library's. Threads that have nothing to do go on waiting for work for a while, on cores
+    that others need."""
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.set_num_threads(before)
 
 
 def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:
@@ -37,17 +53,13 @@ def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:
         except BaseException as problem:
             problems.append(problem)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads that are started now inherit it
-    try:
+    with one_thread():  # threads that are started now inherit it
         others = [threading.Thread(target=run, args=(number,)) for number in range(1, len(spans))]
         for thread in others:
             thread.start()
         run(0)
         for thread in others:
             thread.join()
-    finally:
-        torch.set_num_threads(before)
     if problems:
         raise problems[0]
     return [results[number] for number in range(len(spans))]

@@ -34,6 +34,8 @@ class Tile(NamedTuple):
 TILE = Tile(4096, 64, 64, 4, 3)
 PARTIAL_NUMBERS = 1 << 25
 """Of sums that are held before they are added in float64."""
+HEAD = 128
+"""Rows that say how large a column is."""
 MOST_CHECKED = 4
 """Parts of such sums that are taken twice."""
 
@@ -43,12 +45,28 @@ def _halves(x, first, columns, rows, features, shift_ptr, factor_ptr, START, STE
     """z of STEP rows in some columns, as two halves, and itself."""
     n = START + tl.arange(0, STEP)
     inside = (first + n < rows)[:, None] & (columns < features)[None, :]
-    shift = tl.load(shift_ptr + columns, mask=columns < features, other=0.0)
+    shift = tl.load(shift_ptr + columns, mask=columns < features, other=0.0).to(tl.float32)
     factor = tl.load(factor_ptr + columns, mask=columns < features, other=0.0)
     value = tl.load(x + n[:, None] * features + columns[None, :], mask=inside, other=0.0)
     z = tl.where(inside, (value - shift[None, :]) * factor[None, :], 0.0)
     high = z.to(tl.float16)
     return z, high, (z - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def _measure(x_ptr, shift_ptr, factor_ptr, rows, features, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """factor ← the power of two that brings each column to about 1."""
+    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = d < features
+    shift = tl.load(shift_ptr + d, mask=inside, other=0.0)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for n in range(rows):
+        z = tl.load(x_ptr + n * features + d, mask=inside, other=0.0).to(tl.float64) - shift
+        total += z * z
+    size = tl.sqrt(total / rows)
+    known = (size > 0.0) & (size < 1e38)
+    exponent = tl.floor(tl.log2(tl.where(known, size, 1.0).to(tl.float32)) + 0.5)
+    tl.store(factor_ptr + d, tl.exp2(-tl.maximum(tl.minimum(exponent, 120.0), -120.0)), mask=inside)
 
 
 @triton.jit
@@ -98,7 +116,7 @@ def partial_sums(x: Tensor, shift: Tensor, factor: Tensor, tile: Tile = TILE) ->
     total = torch.empty(parts, features, device=x.device)
     gram = torch.empty(parts, features, features, device=x.device)
     _scatter[(tiles * tiles, parts)](
-        x.contiguous(), shift.float(), factor.float(), total, gram, rows, features, 1.0,
+        x.contiguous(), shift, factor, total, gram, rows, features, 1.0,
         ROWS=tile.rows, COLUMNS=tile.columns, STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return total, gram
@@ -111,26 +129,34 @@ def scatter_sums(
     with some of its columns."""
     features = x.shape[1]
     # Columns of about 1 keep both halves within the range of half precision.
-    spread = (x[: tile.rows].double() - shift).square().mean(0).sqrt()
-    factor = torch.where(spread > 0, torch.exp2(-spread.log2().round()), 1.0)
-    whole = torch.outer(factor, factor)
-    total, gram = shift.new_zeros(features), shift.new_zeros(features, features)
-    error, squares, some = torch.zeros_like(gram[:, columns]), shift.new_zeros(()), shift.new_zeros(())
+    factor = torch.empty(features, device=x.device)
+    _measure[(triton.cdiv(features, 32),)](
+        x.contiguous(), shift, factor, min(len(x), HEAD), features, BLOCK=32, num_warps=1
+    )
+    found: dict[str, Tensor] = {}
     for part in x.split(tile.rows * max(1, PARTIAL_NUMBERS // features**2)):
         totals, grams = partial_sums(part, shift, factor, tile)
-        total += totals.sum(0, dtype=torch.float64) / factor
-        gram += grams.sum(0, dtype=torch.float64) / whole
         step = max(checked, len(part) // (tile.rows * MOST_CHECKED))
         sample = part[: len(part) // tile.rows * tile.rows].view(-1, tile.rows, features)[::step]
         if not len(sample):
             sample, grams = part[None], grams[:1]
         z = (sample.double() - shift).flatten(0, 1)
-        twice = symmetric(grams[: len(sample) * step : step].sum(0, dtype=torch.float64) / whole)
-        error += twice[:, columns] - z.mT @ z[:, columns]
-        squares += z.square().sum()
-        some += z[:, columns].square().sum()
-    sums = {"total": total, "gram": symmetric(gram)}
-    return sums | {"error": error, "checked": squares, "checked_columns": some}
+        some = z[:, columns].contiguous()
+        sums = {
+            "total": totals.sum(0, dtype=torch.float64),
+            "gram": grams.sum(0, dtype=torch.float64),
+            "part": grams[: len(sample) * step : step].sum(0, dtype=torch.float64),
+            "exact": z.mT @ some,
+            "checked": z.norm().square(),
+            "checked_columns": some.norm().square(),
+        }
+        found = {name: found[name] + value for name, value in sums.items()} if found else sums
+    factor = factor.double()
+    whole = torch.outer(factor, factor)
+    part = symmetric(found.pop("part") / whole)
+    error = part[:, columns] - found.pop("exact")
+    gram = symmetric(found["gram"] / whole)
+    return found | {"total": found["total"] / factor, "gram": gram, "error": error}
 
 
 def symmetric(upper: Tensor) -> Tensor:

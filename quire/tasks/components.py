@@ -35,6 +35,7 @@ from quire.functional.components import (
     spectrum,
 )
 from quire.functional.scatter import HEAD_ROWS, View, first_view, moments, power_sums
+from quire.functional.threads import one_thread
 from quire.options import check
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
@@ -130,6 +131,7 @@ class PrincipalComponents(StatisticsTask):
 
         self.begin(data, draw)
 
+    @one_thread()
     def begin(self, data: Data, draw: Draw) -> None:
         """Choose the first sweep's coordinates; `draw` is asked for the random directions, if any."""
         rows, features = len(data), self.features
@@ -186,7 +188,7 @@ class PrincipalComponents(StatisticsTask):
     def _look(self, view: View, stage: int) -> None:
         empty = self.shift.new_zeros(0, self.features)
         self.shift = view.shift.to(self.shift)
-        self.basis = empty if view.basis is None else view.basis.to(self.shift)
+        self.basis = empty if view.basis is None else view.basis.to(self.shift).contiguous()
         self.scale = empty[:, 0] if view.scale is None else view.scale.to(self.shift)
         self.stage.fill_(stage)
         self.single.fill_(view.precision != torch.float64)
@@ -195,26 +197,29 @@ class PrincipalComponents(StatisticsTask):
         inputs = as_rows(batch.inputs)
         return (moments if int(self.stage) == SCATTER else power_sums)(inputs, self._view())
 
+    @one_thread()
     def update(self, totals: Mapping[str, Tensor]) -> Swept:
         self.count.copy_(totals["count"])
-        extent = totals["gram"].trace() if "gram" in totals else totals["square"]
-        if not bool(extent.isfinite()):
-            if not bool(self.single):
-                return Swept(float("nan"), True)
-            self.single.fill_(False)  # numbers whose squares are too large for float32
-            return Swept(self._loss(), False)
         if int(self.stage) != SCATTER:
-            return self._update_basis(totals)
+            return self._update_basis(totals) if bool(totals["square"].isfinite()) else self._not_finite()
         view = self._view()
         # A random basis holds the wanted directions alone; the whole variance is known from before.
         partial = view.basis is not None and len(view.basis) < self._rank()
         found = spectrum(totals, view, self.wanted if isinstance(self.wanted, int) else None)
+        if not bool(found.square.isfinite()):
+            return self._not_finite()
         square = self.total_variance.to(found.square) * self._freedom() if partial else found.square
         kept = self._keep(found.mean, found.axes, found.singular_values, square)
         closer = sharper_view(totals, view, found, kept, rest=not partial)
         if closer is not None:
             self._look(closer, SCATTER)
         return Swept(self._loss(), closer is None)
+
+    def _not_finite(self) -> Swept:
+        if not bool(self.single):
+            return Swept(float("nan"), True)
+        self.single.fill_(False)  # numbers whose squares are too large for float32
+        return Swept(self._loss(), False)
 
     def _update_basis(self, totals: Mapping[str, Tensor]) -> Swept:
         view, left = self._view(), int(self.stage)

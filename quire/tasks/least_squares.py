@@ -115,7 +115,9 @@ class LinearLeastSquares(StatisticsTask):
             # Nothing is centred, so that N rows can have the rank N and their mean is not asked for.
             count, total = count + 1, torch.zeros_like(total)
         features = {"count": count, "total": total[:size], "gram": gram[:size, :size]}
-        found = spectrum(features, view)
+        found = spectrum(features, view, left=True)
+        assert found.left is not None
+        centred, total, count = (part.to(found.left.device) for part in (centred, total, count))
         cross = found.left @ centred[:size, size:]
         rows = int(totals["count"])
         largest = found.singular_values[0]
@@ -145,7 +147,7 @@ class LinearLeastSquares(StatisticsTask):
     def _look(self, view: View) -> None:
         assert view.basis is not None
         assert view.scale is not None
-        self.basis, self.scale = view.basis.to(self.shift), view.scale.to(self.shift)
+        self.basis, self.scale = view.basis.to(self.shift).contiguous(), view.scale.to(self.shift)
         if self.has_intercept:
             self.shift = torch.cat([view.shift.to(self.shift), self.level])
 
