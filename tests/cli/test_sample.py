@@ -22,6 +22,8 @@ from quire.runs import load
 from tests.cli.conftest import Quire
 from tests.recipes.examples import write_csv, write_images, write_text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -119,6 +119,7 @@ def test_half_precision_and_autocast_are_finite_and_close(spec: dict[str, Any]) 
     assert (half.float() - wanted).norm() <= tolerance
 
 
+@pytest.mark.slow
 @specs
 def test_a_model_can_be_exported_with_any_number_of_rows(spec: dict[str, Any]) -> None:
     model = ready(spec)

@@ -23,7 +23,10 @@ from quire.errors import InputError
 from quire.estimators.autoencoder import KINDS, Autoencoder
 
 # Few epochs are enough for the checks; that they are few is said by a warning.
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
 
 
 def fixed(epochs: int, **options: Any) -> dict[str, Any]:

@@ -24,7 +24,10 @@ from quire.estimators import (
 )
 
 # Few epochs are enough for the checks; that they are few is said by a warning, tested elsewhere.
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
 
 ESTIMATORS = [
     KMeans(),

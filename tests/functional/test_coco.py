@@ -11,6 +11,8 @@ import torch
 from quire.errors import InputError
 from quire.functional.coco import Detections, Truth, coco_curves, coco_measures
 
+pytestmark = pytest.mark.slow
+
 AP = sys.modules[coco_curves.__module__]  # quire.functional.coco is also the name of a function
 
 NAMES = [

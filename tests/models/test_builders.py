@@ -17,6 +17,8 @@ from quire import models
 from quire.errors import InputError
 from quire.models import BUILDERS, ConvNet, VisionConfig
 
+pytestmark = pytest.mark.slow
+
 # Parameters, and the first half of the SHA-256 of torchvision's sorted lines "NAME (SHAPE)".
 TORCHVISION = {
     "alexnet": (61_100_840, "935c1ea73a7869ee"),

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 from quire.errors import InputError
 from quire.models.nadaraya_watson import NadarayaWatson, NadarayaWatsonConfig
 
+pytestmark = pytest.mark.slow
+
 KERNELS = ("gaussian", "boxcar", "epanechnikov")
 WIDTHS = {"gaussian": 0.7, "boxcar": 1.3, "epanechnikov": 1.6}
 variants = pytest.mark.parametrize("per_feature", [False, True])

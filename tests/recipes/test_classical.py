@@ -18,6 +18,8 @@ from quire.recipes.base import RECIPES
 from quire.recipes.execute import Outcome, execute
 from quire.runs import load
 
+pytestmark = pytest.mark.slow
+
 GIVEN: dict[str, dict[str, Any]] = {
     "pca": {"components": 1},
     "kmeans": {"clusters": 3},

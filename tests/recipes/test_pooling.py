@@ -24,6 +24,8 @@ from quire.runs import load
 from quire.tasks.kernel import LeaveOneOut
 from tests.recipes.examples import write_csv
 
+pytestmark = pytest.mark.slow
+
 RECIPE = RECIPES["nadaraya-watson"]
 
 

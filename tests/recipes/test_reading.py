@@ -34,6 +34,8 @@ from quire.tasks.supervised import Supervised
 from quire.tasks.translation import Translation
 from tests.recipes.examples import write_labelled, write_pairs, write_text
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {"width": 16, "heads": 2, "layers": 2, "feedforward": 24}
 
 

@@ -16,6 +16,8 @@ from quire.report.style import INK, figure, to_svg
 from tests.report import folders
 from tests.report.checking import Page, read_page
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = "<script>alert('x')</script>"
 
 

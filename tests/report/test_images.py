@@ -27,6 +27,8 @@ from quire.report.pictures import embed
 from quire.report.style import PALETTE, to_svg
 from tests.report.checking import Page
 
+pytestmark = pytest.mark.slow
+
 draw = np.random.default_rng(0)
 
 

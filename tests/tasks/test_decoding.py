@@ -27,6 +27,8 @@ from tests.tasks.translating import (
     pairs,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @kinds
 @pytest.mark.parametrize("seed", [0, 2, 4])

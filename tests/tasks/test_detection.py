@@ -20,6 +20,8 @@ from quire.train.gradients import loss_factors
 from tests.functional.test_coco import NAMES, with_pycocotools
 from tests.tasks.detecting import detector, judged, scenes, whole
 
+pytestmark = pytest.mark.slow
+
 # Loss -----------------------------------------------------------------------------------------
 
 
