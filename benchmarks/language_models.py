@@ -215,7 +215,7 @@ def cpu(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     task = LanguageModel(GPT(config))
     result = fit(
-        task, data.train, data.validation, steps=2000, optim=nano_optim(100), seed=options.seed,
+        task, data.train, data.validation, steps=2000, optim=nano_optim(100, lr=4e-3), seed=options.seed,
         train=Train(batch_size=12, validate_every=250),
     )  # fmt: skip
     assert data.validation is not None

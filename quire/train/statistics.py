@@ -37,12 +37,14 @@ from quire.train.keeping import (
     place,
     snapshot,
 )
+from quire.train.processes import add_over_processes, own_rows, processes, share_state
 from quire.train.progress import Progress
 from quire.train.replay import Replay
 from quire.train.sums import add_to
 from quire.train.task import Task
 
 KEEP = 2
+BATCH_NUMBERS = 2**22
 
 
 def as_rows(inputs: Tensor) -> Tensor:
@@ -128,6 +130,7 @@ class Sweeps:
         self.checkpoint_seconds = checkpoint_seconds
         self.interrupt = Interrupt()
         self.replay = Replay()
+        self.several = processes()[1] > 1
         self.sweep = 0
         self.done = False
         self.history: list[Record] = []
@@ -141,6 +144,9 @@ class Sweeps:
             self._restore(checkpoint)
         elif not self.started:
             self.task.start(self.data, torch.Generator(self.device).manual_seed(self.seed))
+        if self.several:
+            numbers = share_state(self.task, [self.sweep, int(self.done)], self.device)
+            self.sweep, self.done = numbers[0], bool(numbers[1])
         first = self.sweep
         self.progress.start(self.total, self.sweep, len(self.data))
         self.task.train()
@@ -179,12 +185,16 @@ class Sweeps:
 
     def _sweep(self) -> Swept:
         task = self.task
+        totals: dict[str, Tensor] = {}
+        if self.several:
+            for batch in own_rows(self.data, BATCH_NUMBERS):
+                add_to(totals, task.statistics(batch.to(self.device)))
+            return task.update(add_over_processes(totals))
         if self.device.type == "cuda" and isinstance(self.data, TensorData):
             (batch,) = in_order(self.data)
             if (course := task.course(batch)) is not None:
                 numbers = self.replay(course, lambda: task.advance(task.statistics(batch)))
                 return task.swept(numbers.tolist())
-        totals: dict[str, Tensor] = {}
         for batch in in_order(self.data):
             add_to(totals, task.statistics(batch.to(self.device)))
         return task.update(totals)
@@ -260,6 +270,9 @@ def fit_statistics(
     checkpoint_seconds: float = 60.0,
 ) -> Fit:
     """Sweep over `data` until the task is done, or `sweeps` times.
+
+    Where several processes have joined (`torch.distributed`), each goes through its own share of the rows;
+    each is called with the same arguments, but the store is given to the first alone.
 
     `started` says that the task already stands where it should begin. With a `store`, metrics and checkpoints
     are kept, and a run that the store has already begun goes on from where it was.
