@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from quire.recipes.plan import Plan
     from quire.train.progress import Progress
 
+OWN_STEPS, BUILTIN_STEPS = 1000, 500
+"""On a text of one's own and on the built-in one, unless --epochs or --steps says otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentNet:
@@ -135,7 +138,7 @@ class GPTOptions(LanguageOptions):
     options=RecurrentOptions,
 )
 def rnn(options: RecurrentOptions) -> Plan:
-    return language_plan(options, lambda size: recurrent_model("rnn", size, options.model), steps=1000)
+    return language_plan(options, lambda size: recurrent_model("rnn", size, options.model))
 
 
 @recipe(
@@ -146,7 +149,7 @@ def rnn(options: RecurrentOptions) -> Plan:
     options=RecurrentOptions,
 )
 def lstm(options: RecurrentOptions) -> Plan:
-    return language_plan(options, lambda size: recurrent_model("lstm", size, options.model), steps=1000)
+    return language_plan(options, lambda size: recurrent_model("lstm", size, options.model))
 
 
 @recipe(
@@ -157,7 +160,7 @@ def lstm(options: RecurrentOptions) -> Plan:
     options=GRUOptions,
 )
 def gru(options: GRUOptions) -> Plan:
-    return language_plan(options, lambda size: recurrent_model("gru", size, options.model), steps=1000)
+    return language_plan(options, lambda size: recurrent_model("gru", size, options.model))
 
 
 @recipe(
@@ -168,7 +171,7 @@ def gru(options: GRUOptions) -> Plan:
     options=GPTOptions,
 )
 def gpt(options: GPTOptions) -> Plan:
-    return language_plan(options, lambda size: gpt_model(size, options), steps=1000)
+    return language_plan(options, lambda size: gpt_model(size, options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +289,7 @@ def language_plan(
     options: LanguageOptions,
     build: Callable[[int], nn.Module],
     *,
-    steps: int,
+    steps: int | None = None,
     builtin: str = "python-reference",
     like: TextPreparation | None = None,
 ) -> Plan:
@@ -310,6 +313,7 @@ def language_plan(
     chunked = bool(getattr(options.model, "chunked", False))
     task = LanguageModel(build(data.preparation.tokeniser.vocab_size), chunked=chunked)
     rows = len(data.train.streams(options.train.batch_size) if options.train.carry else data.train)
+    steps = steps or (OWN_STEPS if options.data else BUILTIN_STEPS)
     epochs = steps / steps_per_epoch(rows, options.train.batch_size)
 
     def samples() -> list[Sample]:

@@ -145,5 +145,5 @@ def ssd(options: SSDOptions) -> Plan:
         # Few images make short epochs; judging takes longer than those.
         every = per_epoch * math.ceil(VALIDATE_EVERY / per_epoch)
         options = replace(options, train=replace(options.train, validate_every=every))
-    epochs = 15 if options.data is None else math.ceil(OWN_STEPS / per_epoch)
+    epochs = 10 if options.data is None else math.ceil(OWN_STEPS / per_epoch)
     return Plan(task, data, options, epochs, pictures=lambda: scene_pictures(task, data), notes=notes)

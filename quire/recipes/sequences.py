@@ -121,7 +121,7 @@ def seq2seq(options: PairOptions) -> Plan:
             )
         )  # fmt: skip
 
-    return pair_plan(options, build, epochs=2)
+    return pair_plan(options, build, epochs=2, builtin_epochs=1)
 
 
 @recipe(
@@ -143,7 +143,7 @@ def transformer(options: TransformerOptions) -> Plan:
             )
         )  # fmt: skip
 
-    return pair_plan(options, build, epochs=6)
+    return pair_plan(options, build, epochs=6, builtin_epochs=4)
 
 
 @recipe(
@@ -206,7 +206,9 @@ def vocabularies(data: TextData) -> dict[str, Any]:
     }
 
 
-def pair_plan(options: PairOptions, build: Callable[[TextData], nn.Module], *, epochs: float) -> Plan:
+def pair_plan(
+    options: PairOptions, build: Callable[[TextData], nn.Module], *, epochs: float, builtin_epochs: float
+) -> Plan:
     import torch
 
     from quire.data.text import TextPreparation, load_pairs
@@ -238,5 +240,10 @@ def pair_plan(options: PairOptions, build: Callable[[TextData], nn.Module], *, e
         return [Sample(f"Pairs of the {split} part, by greedy decoding", "\n\n".join(lines))]
 
     return Plan(
-        task, data, options, epochs, samples=samples, pictures=lambda: translation_pictures(task, data)
+        task,
+        data,
+        options,
+        epochs if options.data else builtin_epochs,
+        samples=samples,
+        pictures=lambda: translation_pictures(task, data),
     )

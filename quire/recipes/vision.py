@@ -205,7 +205,7 @@ def vgg(options: VGGOptions) -> Plan:
 )
 def googlenet(options: GoogLeNetOptions) -> Plan:
     config = {"aux_logits": options.model.auxiliary}
-    return image_plan(options, "googlenet", config, epochs=60, builtin_epochs=20, small_width=0.25)
+    return image_plan(options, "googlenet", config, epochs=60, builtin_epochs=15, small_width=0.25)
 
 
 @recipe(
@@ -238,7 +238,7 @@ def resnext(options: ResNeXtOptions) -> Plan:
         # Blocks begin as the identity, without which tiny images are slow to learn.
         "zero_init_residual": True,
     }
-    return image_plan(options, f"resnet{model.depth}", config, epochs=60, builtin_epochs=10, small_width=0.25)
+    return image_plan(options, f"resnet{model.depth}", config, epochs=60, builtin_epochs=7, small_width=0.25)
 
 
 @recipe(
@@ -250,7 +250,7 @@ def resnext(options: ResNeXtOptions) -> Plan:
 )
 def densenet(options: DenseNetOptions) -> Plan:
     return image_plan(
-        options, f"densenet{options.model.depth}", {}, epochs=60, builtin_epochs=8, small_width=0.25
+        options, f"densenet{options.model.depth}", {}, epochs=60, builtin_epochs=6, small_width=0.25
     )
 
 

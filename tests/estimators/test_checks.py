@@ -63,7 +63,7 @@ def test_scikit_learn_check(estimator: BaseEstimator, check: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", [MLPRegressor(), BaggingEnsemble(), BaggingEnsemble("regression")])
+@pytest.mark.parametrize("estimator", [MLPRegressor(), BaggingEnsemble()])
 @pytest.mark.filterwarnings("ignore")
 def test_the_largest_defaults_pass_too(estimator: BaseEstimator) -> None:
     results = check_estimator(estimator, on_skip=None)
