@@ -10,5 +10,18 @@ from quire.doctor.curvature import (
     lanczos,
     spectrum,
 )
+from quire.doctor.examine import examine
+from quire.doctor.findings import CHECKS, Diagnosis, Finding
 
-__all__ = ["Hessian", "Spectrum", "hessian_spectrum", "hessian_vector_product", "lanczos", "spectrum"]
+__all__ = [
+    "CHECKS",
+    "Diagnosis",
+    "Finding",
+    "Hessian",
+    "Spectrum",
+    "examine",
+    "hessian_spectrum",
+    "hessian_vector_product",
+    "lanczos",
+    "spectrum",
+]

@@ -1,0 +1,77 @@
+"""Parameters, their gradients and their optimisers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from quire.doctor.case import Case
+from quire.doctor.findings import CHECKS, Finding
+
+
+@CHECKS.register("parameter-without-gradient")
+def parameter_without_gradient(case: Case) -> Iterator[Finding]:
+    if case.step.stage != "done" or case.step.loss is None or not case.step.loss.requires_grad:
+        return
+    without = [name for name, p in case.model.named_parameters() if p.requires_grad and p.grad is None]
+    if without:
+        yield Finding(
+            "parameter-without-gradient",
+            "warning",
+            "parameters take no part in the loss",
+            without[0],
+            f"{len(without)} tensors: {', '.join(without[:4])}{' …' if len(without) > 4 else ''}",
+            "use them in forward, or remove them; a list of layers must be an nn.ModuleList",
+        )
+
+
+@CHECKS.register("nothing-to-train")
+def nothing_to_train(case: Case) -> Iterator[Finding]:
+    parameters = list(case.model.parameters())
+    frozen = [name for name, p in case.model.named_parameters() if not p.requires_grad]
+    if parameters and len(frozen) == len(parameters):
+        yield Finding(
+            "nothing-to-train",
+            "error",
+            "all parameters are frozen",
+            frozen[0],
+            f"{len(frozen)} of {len(frozen)}",
+            "set requires_grad for those that should learn",
+        )
+    elif frozen:
+        yield Finding(
+            "nothing-to-train",
+            "note",
+            "some parameters are frozen",
+            frozen[0],
+            f"{len(frozen)} of {len(parameters)} tensors",
+            "nothing, if that is meant",
+        )
+
+
+@CHECKS.register("parameter-outside-optimiser")
+def parameter_outside_optimiser(case: Case) -> Iterator[Finding]:
+    if not case.optimisers:
+        return
+    held = Counter(id(p) for o in case.optimisers for group in o.param_groups for p in group["params"])
+    named = [(name, p) for name, p in case.original.named_parameters() if p.requires_grad]
+    outside = [name for name, p in named if id(p) not in held]
+    if outside:
+        yield Finding(
+            "parameter-outside-optimiser",
+            "error",
+            "parameters that no optimiser moves",
+            outside[0],
+            f"{len(outside)} of {len(named)} tensors: {', '.join(outside[:4])}",
+            "make the optimiser after the model is complete and on its device, from all of its parameters",
+        )
+    twice = [name for name, p in named if held[id(p)] > 1]
+    if twice:
+        yield Finding(
+            "parameter-outside-optimiser",
+            "error",
+            "parameters that two optimisers move",
+            twice[0],
+            f"{len(twice)} tensors: {', '.join(twice[:4])}",
+            "give each to one optimiser",
+        )
