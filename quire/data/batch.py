@@ -20,6 +20,8 @@ from quire.errors import InputError
 # Rows are gathered for many batches at once: one large copy instead of many small ones,
 # bounded so that a shuffled epoch never doubles the memory that a large set needs.
 GATHER_BYTES = 64 * 2**20
+SWEEP_NUMBERS = 2**22
+"""Inputs that a sweep over a file reads at once."""
 ORDER_NUMBERS = 2**20
 """Row numbers that are made at a time."""
 
@@ -169,7 +171,7 @@ class TensorData:
             start = 0
 
 
-def in_order(data: Data, numbers: int = 2**22) -> Iterator[Batch]:
+def in_order(data: Data, numbers: int = SWEEP_NUMBERS) -> Iterator[Batch]:
     """All rows in their order: what lies in memory as one batch that copies nothing, anything else in batches
     of about `numbers` inputs."""
     if isinstance(data, TensorData):

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from quire.errors import InputError
 
 MOST_BATCHES = 8
+NORMS = (nn.modules.batchnorm._BatchNorm,)
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -88,24 +89,21 @@ class Case:
         first = next((p for p in model.parameters()), None)
         self.device = torch.device("cpu") if first is None else first.device
 
-    @property
+    @cached_property
     def first(self) -> Pair:
-        return self.moved(self.batches[0])
+        """The first batch, where the model is."""
 
-    def moved(self, pair: Pair) -> Pair:
         def to(value: Any) -> Any:
             return value.to(self.device) if isinstance(value, Tensor) else value
 
+        pair = self.batches[0]
         return Pair(tuple(to(value) for value in pair.inputs), to(pair.target))
-
-    def fresh(self) -> nn.Module:
-        """A copy of the model, in the mode that it was given in."""
-        return copy.deepcopy(self.original)
 
     @cached_property
     def model(self) -> nn.Module:
-        """The copy that `step` went through; its parameters carry gradients."""
-        model = self.fresh()
+        """The copy that `step` went through, in the mode that it was given in; its parameters carry
+        gradients."""
+        model = copy.deepcopy(self.original)
         model.zero_grad(set_to_none=True)
         return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,12 @@ def examine(
             raise unknown_name("check", name, CHECKS)
     given = (optimisers,) if isinstance(optimisers, torch.optim.Optimizer) else tuple(optimisers)
     case = Case(model, loss, batches, given, seed)
-    found = [finding for name, check in CHECKS.items() if name not in silence for finding in check(case)]
+    found = [
+        replace(finding, code=name)
+        for name, check in CHECKS.items()
+        if name not in silence
+        for finding in check(case)
+    ]
     # A step that fails for a reason with a name of its own is named once.
     named = [finding for finding in found if finding.severity == "error" and finding.code != "step-fails"]
     return Diagnosis(finding for finding in found if finding.code != "step-fails" or not named)

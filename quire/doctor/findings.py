@@ -19,8 +19,6 @@ RANKS: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 class Finding:
     """Something that keeps a model from learning, or may."""
 
-    code: str
-    """The name of the check, by which it can be silenced."""
     severity: Severity
     what: str
     where: str
@@ -28,6 +26,8 @@ class Finding:
     evidence: str
     """In numbers."""
     fix: str
+    code: str = ""
+    """The name that the check is registered by, which silences it; `examine` writes it in."""
 
     def __str__(self) -> str:
         lines = [f"{self.severity}: {self.what} ({self.code})", f"  where: {self.where}"]

@@ -13,8 +13,7 @@ float64, in the end by differences, the lower number winning an exact tie. So la
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import InputError
-from quire.functional.threads import one_thread
+from quire.functional.threads import one_thread, together
 from quire.kernels import refusal, use_triton
 
 Backend = Literal["auto", "torch", "triton"]
@@ -197,7 +196,8 @@ class Screen:
         shares = list(spans(len(self.rows), max(1, -(-len(self.rows) // threads))))
         rooms = [self._room(share.stop - share.start) for share in shares]
         jobs = [partial(self.over, share, room) for share, room in zip(shares, rooms, strict=True)]
-        return torch.stack(_in_threads(jobs)).sum(0) if jobs else torch.zeros_like(self.codes).double()
+        with torch.no_grad():
+            return torch.stack(together(jobs)).sum(0) if jobs else torch.zeros_like(self.codes).double()
 
     def _room(self, rows: int) -> _Room:
         cells, d = self.codes.shape
@@ -305,27 +305,3 @@ def pieces(rows: Tensor, width: int | None = None) -> Iterator[slice]:
 def spans(total: int, size: int) -> Iterator[slice]:
     """Slices of `size` that make up `total`."""
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _in_threads(jobs: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-    """What the jobs return, each done in a thread of its own. PyTorch's threads would wait for each other
-    after each of many short operations, and leave some of these to one."""
-    results: list[Tensor | BaseException] = [RuntimeError("not run")] * len(jobs)
-
-    def run(number: int) -> None:
-        try:
-            with torch.no_grad():
-                results[number] = jobs[number]()
-        except BaseException as problem:
-            results[number] = problem
-
-    others = [threading.Thread(target=run, args=(number,)) for number in range(1, len(jobs))]
-    for thread in others:
-        thread.start()
-    run(0)
-    for thread in others:
-        thread.join()
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]

@@ -8,8 +8,9 @@ on a machine that has something else to do as well.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -32,16 +33,8 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:
-    """`work` of each thread's span of `rows`, in order; a thread is not started for fewer than `least` rows.
-
-    As many threads as PyTorch uses; each computes alone, so that results depend on their number only.
-    """
-    count = max(1, min(torch.get_num_threads(), rows // least))
-    size = -(-rows // count)
-    spans = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
-    if len(spans) == 1:
-        return [work(spans[0])]
+def together(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """What the jobs return, each done in a thread of its own, which computes alone."""
     results: dict[int, T] = {}
     problems: list[BaseException] = []
     grad = torch.is_grad_enabled()
@@ -49,12 +42,12 @@ def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:
     def run(number: int) -> None:
         try:
             with torch.set_grad_enabled(grad):
-                results[number] = work(spans[number])
+                results[number] = jobs[number]()
         except BaseException as problem:
             problems.append(problem)
 
-    with one_thread():  # threads that are started now inherit it
-        others = [threading.Thread(target=run, args=(number,)) for number in range(1, len(spans))]
+    with one_thread(len(jobs) > 1):  # threads that are started now inherit it
+        others = [threading.Thread(target=run, args=(number,)) for number in range(1, len(jobs))]
         for thread in others:
             thread.start()
         run(0)
@@ -62,4 +55,14 @@ def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:
             thread.join()
     if problems:
         raise problems[0]
-    return [results[number] for number in range(len(spans))]
+    return [results[number] for number in range(len(jobs))]
+
+
+def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:
+    """`work` of each thread's span of `rows`, in order; a thread is not started for fewer than `least` rows.
+
+    As many threads as PyTorch uses; each computes alone, so that results depend on their number only.
+    """
+    count = max(1, min(torch.get_num_threads(), rows // least))
+    size = -(-rows // count)
+    return together([partial(work, slice(start, min(start + size, rows))) for start in range(0, rows, size)])

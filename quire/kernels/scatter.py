@@ -127,11 +127,11 @@ def scatter_sums(
 ) -> dict[str, Tensor]:
     """What `quire.functional.scatter.moments` gives for z = x − s; one product of `checked` is taken twice,
     with some of its columns."""
-    features = x.shape[1]
+    x, features = x.contiguous(), x.shape[1]
     # Columns of about 1 keep both halves within the range of half precision.
     factor = torch.empty(features, device=x.device)
     _measure[(triton.cdiv(features, 32),)](
-        x.contiguous(), shift, factor, min(len(x), HEAD), features, BLOCK=32, num_warps=1
+        x, shift, factor, min(len(x), HEAD), features, BLOCK=32, num_warps=1
     )
     found: dict[str, Tensor] = {}
     for part in x.split(tile.rows * max(1, PARTIAL_NUMBERS // features**2)):

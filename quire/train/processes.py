@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, distributed, nn
 
-from quire.data.batch import Batch, Data, TensorData
+from quire.data.batch import SWEEP_NUMBERS, Batch, Data, TensorData
 from quire.errors import InputError
 
 
@@ -24,9 +24,9 @@ def processes() -> tuple[int, int]:
     return 0, 1
 
 
-def own_rows(data: Data, batch_numbers: int) -> Iterator[Batch]:
+def own_rows(data: Data, numbers: int = SWEEP_NUMBERS) -> Iterator[Batch]:
     """This process's share of the rows, in their order: what lies in memory as one batch that copies nothing,
-    anything else in batches of about `batch_numbers` inputs."""
+    anything else in batches of about `numbers` inputs."""
     number, count = processes()
     if len(data) < count:
         raise InputError(
@@ -34,7 +34,7 @@ def own_rows(data: Data, batch_numbers: int) -> Iterator[Batch]:
             expected="at least one row for each",
             fix=f"start at most {len(data)} processes",
         )
-    rows = max(1, batch_numbers // max(data.row_size, 1))
+    rows = max(1, numbers // max(data.row_size, 1))
     batches = 1 if isinstance(data, TensorData) else min(-(-len(data) // (count * rows)), len(data) // count)
     # All batches are of the same size, as nearly as can be, so that a row's number tells its batch.
     for part in range(number * batches, (number + 1) * batches):

@@ -44,7 +44,6 @@ from quire.train.sums import add_to
 from quire.train.task import Task
 
 KEEP = 2
-BATCH_NUMBERS = 2**22
 
 
 def as_rows(inputs: Tensor) -> Tensor:
@@ -185,19 +184,15 @@ class Sweeps:
 
     def _sweep(self) -> Swept:
         task = self.task
-        totals: dict[str, Tensor] = {}
-        if self.several:
-            for batch in own_rows(self.data, BATCH_NUMBERS):
-                add_to(totals, task.statistics(batch.to(self.device)))
-            return task.update(add_over_processes(totals))
-        if self.device.type == "cuda" and isinstance(self.data, TensorData):
+        if self.device.type == "cuda" and isinstance(self.data, TensorData) and not self.several:
             (batch,) = in_order(self.data)
             if (course := task.course(batch)) is not None:
                 numbers = self.replay(course, lambda: task.advance(task.statistics(batch)))
                 return task.swept(numbers.tolist())
-        for batch in in_order(self.data):
+        totals: dict[str, Tensor] = {}
+        for batch in own_rows(self.data) if self.several else in_order(self.data):
             add_to(totals, task.statistics(batch.to(self.device)))
-        return task.update(totals)
+        return task.update(add_over_processes(totals) if self.several else totals)
 
     def _record(self, split: str, values: Mapping[str, float]) -> Record:
         record = make_record(self.sweep, float(self.sweep), split, values, self._seconds())

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quire.doctor.case import Case
+from quire.doctor.case import NORMS, Case
 from quire.doctor.findings import CHECKS, Finding
 
-NORMS = (nn.modules.batchnorm._BatchNorm,)
 IGNORED = -100
 """PyTorch's default number of a class that counts nothing."""
 
@@ -29,7 +28,6 @@ def data_not_finite(case: Case) -> Iterator[Finding]:
             if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
                 place = tuple((~value.isfinite()).nonzero()[0].tolist())
                 yield Finding(
-                    "data-not-finite",
                     "error",
                     f"{name} that are not finite",
                     f"{name}, batch {number + 1}, {place}",
@@ -49,7 +47,6 @@ def inputs_unscaled(case: Case) -> Iterator[Finding]:
         mean, deviation = float(value.double().mean()), float(value.double().std())
         if deviation > 30 or abs(mean) > max(10 * deviation, 3):
             yield Finding(
-                "inputs-unscaled",
                 "warning",
                 "inputs are not scaled",
                 name,
@@ -67,7 +64,6 @@ def inputs_constant(case: Case) -> Iterator[Finding]:
         same = (columns == columns[0]).all(0).nonzero().flatten().tolist()
         if same:
             yield Finding(
-                "inputs-constant",
                 "note",
                 f"{len(same)} columns never change",
                 f"{name}, column {same[0]}",
@@ -87,7 +83,6 @@ def target_range(case: Case) -> Iterator[Finding]:
         if bool(wrong.any()):
             place = tuple(wrong.nonzero()[0].tolist())
             yield Finding(
-                "target-range",
                 "error",
                 "a class that the model has no output for",
                 f"target, batch {number + 1}, {place}",
@@ -104,7 +99,6 @@ def target_dtype(case: Case) -> Iterator[Finding]:
         return
     if target.is_floating_point() and output.ndim == 2 and target.ndim == 1:
         yield Finding(
-            "target-dtype",
             "error",
             "classes are given as floating-point numbers",
             "target",
@@ -119,10 +113,9 @@ def class_imbalance(case: Case) -> Iterator[Finding]:
         return
     counts = Counter(int(c) for pair in case.batches for c in pair.target.flatten().tolist() if c != IGNORED)
     total = sum(counts.values())
-    label, most = counts.most_common(1)[0]
+    label, most = max(counts.items(), key=lambda item: item[1], default=(0, 0))
     if total >= 50 and most / total > 0.95:
         yield Finding(
-            "class-imbalance",
             "warning",
             "almost all rows are of one class",
             f"target, class {label}",

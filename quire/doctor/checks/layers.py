@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quire.doctor.case import Case, finite
+from quire.doctor.case import NORMS, Case, finite
 from quire.doctor.findings import CHECKS, Finding
 
-NORMS = (nn.modules.batchnorm._BatchNorm,)
 RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
 SQUASHERS = (nn.Sigmoid, nn.Tanh)
 
@@ -25,7 +24,6 @@ def batch_norm(case: Case) -> Iterator[Finding]:
             continue
         if not layer.module.training and case.original.training:
             yield Finding(
-                "batch-norm",
                 "warning",
                 "batch normalisation does not learn its statistics",
                 layer.name,
@@ -36,7 +34,6 @@ def batch_norm(case: Case) -> Iterator[Finding]:
         rows = [y.shape[0] * math.prod(y.shape[2:]) for y in layer.outputs if y.ndim > 1]
         if layer.module.training and rows and min(rows) < 4:
             yield Finding(
-                "batch-norm",
                 "error",
                 "batch normalisation of almost no values",
                 layer.name,
@@ -48,7 +45,6 @@ def batch_norm(case: Case) -> Iterator[Finding]:
         bias = getattr(before.module, "bias", None)
         if isinstance(after.module, NORMS) and isinstance(bias, Tensor) and linear(before.module):
             yield Finding(
-                "batch-norm",
                 "note",
                 "a bias that the next layer takes away",
                 f"{before.name}.bias",
@@ -65,7 +61,6 @@ def evaluation_mode(case: Case) -> Iterator[Finding]:
     ]
     if dropouts and not case.original.training:
         yield Finding(
-            "evaluation-mode",
             "warning",
             "the model was given in evaluation mode",
             dropouts[0],
@@ -83,7 +78,6 @@ def dead_units(case: Case) -> Iterator[Finding]:
         dead = (units == 0).all(0).double().mean()
         if dead > 0.5:
             yield Finding(
-                "dead-units",
                 "warning",
                 "most units give 0 for every row",
                 layer.name,
@@ -102,7 +96,6 @@ def saturated_units(case: Case) -> Iterator[Finding]:
             share = ((layer.output > 0.99) | (layer.output < low + 0.01)).double().mean()
             if share > 0.5:
                 yield Finding(
-                    "saturated-units",
                     "warning",
                     "most units are saturated, and pass no gradient",
                     layer.name,
@@ -127,7 +120,6 @@ def gradient_flow(case: Case) -> Iterator[Finding]:
     (first, start), (last, end) = found[0], found[-1]
     if end > 0 and start < 1e-5 * end:
         yield Finding(
-            "gradient-flow",
             "warning",
             "gradients vanish on the way to the first layers",
             first,
@@ -137,7 +129,6 @@ def gradient_flow(case: Case) -> Iterator[Finding]:
     large = [(name, size) for name, size in found if size > 1e3]
     if large:
         yield Finding(
-            "gradient-flow",
             "warning",
             "gradients explode",
             large[0][0],

@@ -27,7 +27,6 @@ def softmax_before_cross_entropy(case: Case) -> Iterator[Finding]:
     if case.kind == "cross-entropy" and output is not None and len(output) > 1 and probabilities(output):
         low = math.log(1 + (output.shape[1] - 1) / math.e)
         yield Finding(
-            "softmax-before-cross-entropy",
             "error",
             "cross-entropy is given probabilities, and takes their softmax",
             last_layer(case),
@@ -41,7 +40,6 @@ def sigmoid_before_logits_loss(case: Case) -> Iterator[Finding]:
     layer = list(case.step.layers.values())[-1]
     if case.kind == "binary cross-entropy of logits" and isinstance(layer.module, nn.Sigmoid):
         yield Finding(
-            "sigmoid-before-logits-loss",
             "error",
             "a loss of logits is given probabilities",
             layer.name,
@@ -59,7 +57,6 @@ def logits_into_probability_loss(case: Case) -> Iterator[Finding]:
         apart = (output.exp().sum(1) - 1).abs().max()
         if not bool(apart < 1e-3):
             yield Finding(
-                "logits-into-probability-loss",
                 "error",
                 "nll_loss is given what are no log-probabilities",
                 last_layer(case),
@@ -68,7 +65,6 @@ def logits_into_probability_loss(case: Case) -> Iterator[Finding]:
             )
     elif "between 0 and 1" in problem and case.step.stage == "loss":
         yield Finding(
-            "logits-into-probability-loss",
             "error",
             "a loss of probabilities is given logits",
             last_layer(case),
@@ -81,7 +77,6 @@ def logits_into_probability_loss(case: Case) -> Iterator[Finding]:
 def loss_sign(case: Case) -> Iterator[Finding]:
     if case.kind in ("negative cross-entropy", "log-likelihood") and case.step.loss is not None:
         yield Finding(
-            "loss-sign",
             "error",
             "the loss is the log-likelihood, which training should raise",
             "loss",
@@ -98,7 +93,6 @@ def shapes_broadcast(case: Case) -> Iterator[Finding]:
     if case.kind in ("squared error", "absolute error") and output.numel() == target.numel() > 1:
         n = len(output)
         yield Finding(
-            "shapes-broadcast",
             "error",
             "output and target are subtracted row against row",
             "loss",
@@ -113,7 +107,6 @@ def loss_detached(case: Case) -> Iterator[Finding]:
     trainable = any(p.requires_grad for p in case.model.parameters())
     if isinstance(loss, Tensor) and not loss.requires_grad and trainable:
         yield Finding(
-            "loss-detached",
             "error",
             "the loss does not depend on any parameter",
             "loss",
@@ -127,7 +120,6 @@ def loss_not_scalar(case: Case) -> Iterator[Finding]:
     loss = case.step.loss
     if isinstance(loss, Tensor) and loss.numel() != 1:
         yield Finding(
-            "loss-not-scalar",
             "error",
             "the loss is not one number",
             "loss",
@@ -142,7 +134,6 @@ def loss_not_finite(case: Case) -> Iterator[Finding]:
     broken = next((y for y in case.step.layers.values() if y.outputs and not finite(y.output)), None)
     if broken is not None:
         yield Finding(
-            "loss-not-finite",
             "error",
             "an output is not finite",
             broken.name,
@@ -152,7 +143,6 @@ def loss_not_finite(case: Case) -> Iterator[Finding]:
         )
     elif isinstance(loss, Tensor) and not finite(loss):
         yield Finding(
-            "loss-not-finite",
             "error",
             "the loss is not finite",
             "loss",
@@ -169,7 +159,6 @@ def initial_loss(case: Case) -> Iterator[Finding]:
     value, expected = float(loss.detach()), math.log(classes)
     if value > 2 * expected + 1:
         yield Finding(
-            "initial-loss",
             "warning",
             "the first loss is that of a model which is sure and wrong",
             last_layer(case),
@@ -187,7 +176,6 @@ def step_fails(case: Case) -> Iterator[Finding]:
     text = str(problem).split("\n")[0]
     if "modified by an inplace operation" in str(problem):
         yield Finding(
-            "step-fails",
             "error",
             "a value that the gradient needs was overwritten",
             "backward",
@@ -196,7 +184,6 @@ def step_fails(case: Case) -> Iterator[Finding]:
         )
     else:
         yield Finding(
-            "step-fails",
             "error",
             f"a step fails in {stage}",
             stage,

@@ -16,7 +16,6 @@ def parameter_without_gradient(case: Case) -> Iterator[Finding]:
     without = [name for name, p in case.model.named_parameters() if p.requires_grad and p.grad is None]
     if without:
         yield Finding(
-            "parameter-without-gradient",
             "warning",
             "parameters take no part in the loss",
             without[0],
@@ -31,7 +30,6 @@ def nothing_to_train(case: Case) -> Iterator[Finding]:
     frozen = [name for name, p in case.model.named_parameters() if not p.requires_grad]
     if parameters and len(frozen) == len(parameters):
         yield Finding(
-            "nothing-to-train",
             "error",
             "all parameters are frozen",
             frozen[0],
@@ -40,7 +38,6 @@ def nothing_to_train(case: Case) -> Iterator[Finding]:
         )
     elif frozen:
         yield Finding(
-            "nothing-to-train",
             "note",
             "some parameters are frozen",
             frozen[0],
@@ -58,7 +55,6 @@ def parameter_outside_optimiser(case: Case) -> Iterator[Finding]:
     outside = [name for name, p in named if id(p) not in held]
     if outside:
         yield Finding(
-            "parameter-outside-optimiser",
             "error",
             "parameters that no optimiser moves",
             outside[0],
@@ -68,7 +64,6 @@ def parameter_outside_optimiser(case: Case) -> Iterator[Finding]:
     twice = [name for name, p in named if held[id(p)] > 1]
     if twice:
         yield Finding(
-            "parameter-outside-optimiser",
             "error",
             "parameters that two optimisers move",
             twice[0],
