@@ -127,7 +127,9 @@ class TensorData:
 
     @cached_property
     def numbers(self) -> Tensor:
-        """Of all rows, in their order. NumPy's: PyTorch would wake its threads for them."""
+        """Of all rows, in their order. On the CPU NumPy's: PyTorch would wake its threads for them."""
+        if self.device.type != "cpu":
+            return torch.arange(len(self), device=self.device)
         return torch.from_numpy(np.arange(len(self)))
 
     @cached_property

@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.data.batch import TensorData
 from quire.errors import DataError, InputError, unknown_name
 from quire.estimators.base import Array, in_form_of, read_features, to_numpy, to_tensor
-from quire.functional.components import project, reconstruct
+from quire.functional.components import explained_variance_ratio, moved, project, reconstruct
 from quire.options import check
 from quire.tasks.components import PrincipalComponents, Solver
 from quire.train.statistics import fit_statistics
@@ -97,13 +97,14 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 expected="at least 2",
                 fix="add rows: a single one does not vary",
             )
-        task = PrincipalComponents(
-            features,
-            self._wanted(rows, features),
-            solver=SOLVERS[self.svd_solver],
-            oversamples=self.n_oversamples,
-            power_iterations=None if self.iterated_power == "auto" else self.iterated_power,
-        ).to(inputs.device)
+        with inputs.device:
+            task = PrincipalComponents(
+                features,
+                self._wanted(rows, features),
+                solver=SOLVERS[self.svd_solver],
+                oversamples=self.n_oversamples,
+                power_iterations=None if self.iterated_power == "auto" else self.iterated_power,
+            )
         random = check_random_state(self.random_state)
         data = TensorData({"inputs": inputs})
         with torch.no_grad():
@@ -132,15 +133,19 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return float(wanted) if real else int(wanted)
 
     def _take_over(self, task: PrincipalComponents, rows: int, dtype: torch.dtype) -> None:
-        def array(values: Tensor) -> Array:
-            found: Array = to_numpy(values.to(dtype))
-            return found
+        names = ("mean", "components", "variances", "total_variance", "noise_variance")
+        found = moved(torch.device("cpu"), **{name: getattr(task, name) for name in names})
 
-        self.mean_, self.components_ = array(task.mean), array(task.components)
-        self.explained_variance_ = array(task.variances)
-        self.explained_variance_ratio_ = array(task.explained_ratio)
-        self.singular_values_ = array((task.variances * (rows - 1)).sqrt())
-        self.noise_variance_ = float(task.noise_variance)
+        def array(values: Tensor) -> Array:
+            numbers: Array = to_numpy(values.to(dtype))
+            return numbers
+
+        variances = found["variances"]
+        self.mean_, self.components_ = array(found["mean"]), array(found["components"])
+        self.explained_variance_ = array(variances)
+        self.explained_variance_ratio_ = array(explained_variance_ratio(variances, found["total_variance"]))
+        self.singular_values_ = array((variances * (rows - 1)).sqrt())
+        self.noise_variance_ = float(found["noise_variance"])
         self.n_components_, self.n_samples_ = len(self.components_), rows
 
     # -- Using ---------------------------------------------------------------------------------

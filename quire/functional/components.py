@@ -105,10 +105,16 @@ def _eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def beside(**parts: Tensor) -> dict[str, Tensor]:
     """What is small, on the CPU, by one copy: there, dozens of short operations take less time than a GPU
     needs to be asked for them."""
+    small = max(part.numel() for part in parts.values()) <= SMALL**2
+    return moved(torch.device("cpu"), **parts) if small else parts
+
+
+def moved(device: torch.device, **parts: Tensor) -> dict[str, Tensor]:
+    """The parts, of one type and one device, on another by one copy."""
     first, *_ = parts.values()
-    if first.device.type == "cpu" or max(part.numel() for part in parts.values()) > SMALL**2:
+    if first.device == device:
         return parts
-    flat = torch.cat([part.flatten() for part in parts.values()]).cpu()
+    flat = torch.cat([part.flatten() for part in parts.values()]).to(device)
     numbers = flat.split([part.numel() for part in parts.values()])
     return {name: number.view(parts[name].shape) for name, number in zip(parts, numbers, strict=True)}
 
@@ -121,10 +127,10 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, le
     """
     count, total, gram = sums["count"], sums["total"], sums["gram"]
     k = len(gram) if k is None or view.scale is not None else k
-    values, vectors = _eigenpairs(torch.addr(gram, total, total / count, alpha=-1))
     checks = {name: sums[name] for name in CHECKS if name in sums}
-    if "error" in checks:
+    if "error" in checks:  # before a GPU is waited for
         checks["error"] = torch.linalg.norm(checks["error"])
+    values, vectors = _eigenpairs(torch.addr(gram, total, total / count, alpha=-1))
     known = beside(
         values=values[-k:], vectors=vectors[:, -k:], count=count, total=total, diagonal=gram.diagonal(),
         shift=view.shift, **checks,
@@ -213,16 +219,16 @@ def nystrom(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
 # Three ways to the components of rows in memory -----------------------------------------------
 
 
-@one_thread()
 def pca_covariance(x: Tensor, k: int) -> Components:
     """Eigenvectors of the covariance S/(N − 1), from one pass over x (N, D), and from more where the spectrum
     demands it."""
     check_components(k, x.shape)
     view: View | None = first_view(x[:HEAD_ROWS])
-    while view is not None:
-        sums = moments(x, view)
-        found = spectrum(sums, view, k)
-        view = sharper_view(sums, view, found, k)
+    with one_thread(x.device.type == "cpu"):
+        while view is not None:
+            sums = moments(x, view)
+            found = spectrum(sums, view, k)
+            view = sharper_view(sums, view, found, k)
     return _components(found.mean, found.axes[:k], found.singular_values[:k], found.square, x)
 
 
@@ -261,8 +267,8 @@ def pca_randomised(
 
 def _components(mean: Tensor, axes: Tensor, values: Tensor, square: Tensor, x: Tensor) -> Components:
     freedom = max(len(x) - 1, 1)
-    parts = (mean, align_signs(axes), values.square() / freedom, square / freedom)
-    return Components(*(part.to(x.device) for part in parts))
+    parts = {"mean": mean, "axes": align_signs(axes), "variances": values.square() / freedom}
+    return Components(**moved(x.device, **parts, total_variance=square / freedom))
 
 
 def check_components(k: int, shape: tuple[int, ...]) -> None:

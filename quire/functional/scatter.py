@@ -69,8 +69,10 @@ class View(NamedTuple):
 def first_view(head: Tensor) -> View:
     """The features shifted by their mean over a few rows (n, D), or on the CPU, where this takes time, not at
     all if it is so small that the sums lose nothing by it."""
-    few = head.detach().double()
     double = head.dtype in (torch.float64, torch.int32, torch.int64)
+    if head.is_cuda and not double:  # where a column is constant, rounding makes this exact
+        return View(head.detach().mean(0, dtype=torch.float64).float().double(), precision=torch.float32)
+    few = head.detach().double()
     spread = few - few[0]
     mean = few[0] + spread.mean(0)  # exact where a column is constant
     if head.device.type == "cpu":
@@ -96,7 +98,7 @@ def moments(x: Tensor, view: View, *, backend: Backend = "auto") -> dict[str, Te
     CUDA, which "auto" takes where it is worth it.
     """
     x, view = x.detach(), view.to(x.device)
-    count = torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
+    count = torch.full((), float(len(x)), dtype=torch.float64, device=x.device)
     reason = refusal(x)
     if not reason and (x.dtype, view.precision, view.basis) != (torch.float32, torch.float32, None):
         reason = "a view in float64 or in a basis" if x.dtype == torch.float32 else f"rows of {x.dtype}"

@@ -11,7 +11,7 @@ Everything a sweep begins with lies in buffers, so a run can stop and go on betw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, NamedTuple, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from quire.functional.components import (
     components_for_share,
     explained_variance_ratio,
     leading_eigenpairs,
+    moved,
     nystrom,
     orthonormal_rows,
     project,
@@ -55,6 +56,14 @@ def choose_solver(rows: int, features: int, components: int | float | None) -> S
     tall = features <= 1000 and rows >= 10 * features
     few = isinstance(components, int) and components < 0.8 * min(rows, features)
     return "randomised" if few and not tall and max(rows, features) > 500 else "exact"
+
+
+class _Control(NamedTuple):
+    """Buffers that decide what is done, where the host sees them."""
+
+    stage: int
+    single: bool
+    count: int
 
 
 @final
@@ -105,6 +114,7 @@ class PrincipalComponents(StatisticsTask):
         check(least, "power_iterations", power_iterations, "a number >= 0, or None to choose one")
         self.features, self.wanted, self.solver = features, components, solver
         self.oversamples, self.power_iterations = oversamples, power_iterations
+        self._known: _Control | None = _Control(SCATTER, False, 0)
         none, zero = torch.zeros(0, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for name in ("shift", "mean"):
             self.register_buffer(name, none.new_zeros(features))
@@ -114,8 +124,8 @@ class PrincipalComponents(StatisticsTask):
             self.register_buffer(name, none.clone())
         for name in ("count", "total_variance", "noise_variance"):
             self.register_buffer(name, zero.clone())
-        self.register_buffer("stage", torch.tensor(SCATTER))
-        self.register_buffer("single", torch.tensor(False))
+        self.register_buffer("stage", torch.full((), SCATTER))
+        self.register_buffer("single", torch.zeros((), dtype=torch.bool))
 
     @property
     def explained_ratio(self) -> Tensor:
@@ -180,32 +190,43 @@ class PrincipalComponents(StatisticsTask):
             directions = mixed.mT - torch.outer(total / rows, directions.sum(0))
         self._look(View(view.shift, orthonormal_rows(directions.mT), None, view.precision), iterations)
 
+    def _control(self) -> _Control:
+        """What the next sweep depends on beside tensors; a GPU is asked for it only where nobody knows."""
+        if self._known is None:
+            stage, single, count = torch.stack([self.stage.double(), self.single.double(), self.count]).tolist()
+            self._known = _Control(int(stage), bool(single), int(count))
+        return self._known
+
     def _view(self) -> View:
         basis = self.basis if len(self.basis) else None
         scale = self.scale if len(self.scale) else None
-        return View(self.shift, basis, scale, torch.float32 if bool(self.single) else torch.float64)
+        return View(self.shift, basis, scale, torch.float32 if self._control().single else torch.float64)
 
     def _look(self, view: View, stage: int) -> None:
         empty = self.shift.new_zeros(0, self.features)
         self.shift = view.shift.to(self.shift)
         self.basis = empty if view.basis is None else view.basis.to(self.shift).contiguous()
         self.scale = empty[:, 0] if view.scale is None else view.scale.to(self.shift)
+        single = view.precision != torch.float64
         self.stage.fill_(stage)
-        self.single.fill_(view.precision != torch.float64)
+        self.single.fill_(single)
+        self._known = self._control()._replace(stage=stage, single=single)
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         inputs = as_rows(batch.inputs)
-        return (moments if int(self.stage) == SCATTER else power_sums)(inputs, self._view())
+        return (moments if self._control().stage == SCATTER else power_sums)(inputs, self._view())
 
     @one_thread()
     def update(self, totals: Mapping[str, Tensor]) -> Swept:
         self.count.copy_(totals["count"])
-        if int(self.stage) != SCATTER:
+        if self._control().stage != SCATTER:
+            self._counted(totals["count"])
             return self._update_basis(totals) if bool(totals["square"].isfinite()) else self._not_finite()
         view = self._view()
+        found = spectrum(totals, view, self.wanted if isinstance(self.wanted, int) else None)
+        self._counted(found.sums["count"])
         # A random basis holds the wanted directions alone; the whole variance is known from before.
         partial = view.basis is not None and len(view.basis) < self._rank()
-        found = spectrum(totals, view, self.wanted if isinstance(self.wanted, int) else None)
         if not bool(found.square.isfinite()):
             return self._not_finite()
         square = self.total_variance.to(found.square) * self._freedom() if partial else found.square
@@ -216,16 +237,16 @@ class PrincipalComponents(StatisticsTask):
         return Swept(self._loss(), closer is None)
 
     def _not_finite(self) -> Swept:
-        if not bool(self.single):
+        if not self._control().single:
             return Swept(float("nan"), True)
-        self.single.fill_(False)  # numbers whose squares are too large for float32
-        return Swept(self._loss(), False)
+        self._look(self._view()._replace(precision=torch.float64), self._control().stage)
+        return Swept(0.0, False)  # numbers whose squares are too large for float32; nothing is known yet
 
     def _update_basis(self, totals: Mapping[str, Tensor]) -> Swept:
-        view, left = self._view(), int(self.stage)
+        view, left = self._view(), self._control().stage
         assert view.basis is not None
         image, square = centred_image(totals, view.basis)
-        if int(self.count) < self.features:
+        if self._control().count < self.features:
             # The basis lies among the rows already: its own directions are taken as they are.
             values, turn = leading_eigenpairs((image @ view.basis.mT + view.basis @ image.mT) / 2)
             values, axes = values.clamp_min(0).sqrt(), turn @ view.basis
@@ -238,16 +259,19 @@ class PrincipalComponents(StatisticsTask):
             return Swept(self._loss(), False)
         drift = totals["total"].square().sum() / self.count
         floor = rounding(view.precision) * (values[0].square() + drift) / ACCURACY[view.precision]
-        done = not bool(values[: min(kept, int(self.count) - 1)].square().amin() < floor)
+        done = not bool(values[: min(kept, self._control().count - 1)].square().amin() < floor)
         if not done:
             self._look(View(mean, orthonormal_rows(image)), SCATTER)
         return Swept(self._loss(), done)
 
+    def _counted(self, count: Tensor) -> None:
+        self._known = self._control()._replace(count=int(count))
+
     def _rank(self) -> int:
-        return min(int(self.count), self.features)
+        return min(self._control().count, self.features)
 
     def _freedom(self) -> int:
-        return max(int(self.count) - 1, 1)
+        return max(self._control().count - 1, 1)
 
     def _keep(self, mean: Tensor, axes: Tensor, singular_values: Tensor, square: Tensor) -> int:
         """Take over the leading components, and say how many there are."""
@@ -257,17 +281,20 @@ class PrincipalComponents(StatisticsTask):
         else:
             kept = rank if self.wanted is None else self.wanted
         rest = squares[kept:].sum() if len(squares) >= rank else square - squares[:kept].sum()
-        self.mean = mean.to(self.mean)
-        self.components = align_signs(axes[:kept]).to(self.mean)
-        self.variances = squares[:kept].to(self.mean) / self._freedom()
-        self.total_variance = square.to(self.mean) / self._freedom()
-        self.noise_variance = rest.to(self.mean).clamp_min(0) / self._freedom() / max(rank - kept, 1)
+        rest = rest.clamp_min(0)
+        found = moved(
+            self.mean.device, mean=mean, components=align_signs(axes[:kept]),
+            variances=squares[:kept] / self._freedom(), total_variance=square / self._freedom(),
+            noise_variance=rest / self._freedom() / max(rank - kept, 1),
+        )  # fmt: skip
+        for name, value in found.items():
+            setattr(self, name, value.to(self.mean.dtype).clone())  # what is saved has memory of its own
+        self._left_out = float(rest) if kept < rank else 0.0
         return kept
 
     def _loss(self) -> float:
         """The mean squared distance of a row to the plane."""
-        left_out = float(self.noise_variance) * (self._rank() - len(self.components))
-        return left_out * self._freedom() / float(self.count)
+        return self._left_out / self._control().count
 
     def finish(self, data: Data, validation: Data | None) -> None:
         """Nothing that sweeps needed stays."""
@@ -324,6 +351,7 @@ class PrincipalComponents(StatisticsTask):
     # -- Saving --------------------------------------------------------------------------------
 
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        self._known = None
         adopt_lengths(self, state, prefix)
         super()._load_from_state_dict(state, prefix, *rest)
 
