@@ -44,7 +44,7 @@ ALLOWED = {
     "tasks": BASE | {"models", "nn", "functional", "train", "data", "backprop", "tuning"},
     "estimators": BASE | {"tasks", "train", "models", "nn", "data", "functional"},
     "kernels": BASE,
-    "doctor": BASE | {"functional", "train"},
+    "doctor": BASE | {"data", "functional", "train"},
     "report": BASE | {"data"},
     "recipes": BASE | BELOW_RECIPES | {"report"},
     "export": BASE | BELOW_RECIPES,

@@ -7,7 +7,8 @@ random numbers are left as they were.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -17,7 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from quire.data.batch import Batch
+from quire.doctor.watch import leaves, watched
 from quire.errors import InputError
+from quire.train.task import Task
 
 MOST_BATCHES = 8
 NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -57,6 +61,20 @@ class Pair:
 
     inputs: tuple[Any, ...]
     target: Any
+    whole: Batch | None = None
+    """Where it is a batch of one of Quire's tasks."""
+
+    def head(self, rows: int) -> Pair:
+        """The first rows, where the parts of a batch have them in common; about as many of a task's batch."""
+        if self.whole is not None:
+            few = self.whole.split(max(1, len(self.whole) // rows))[0]
+            return Pair((few.inputs,), few.fields.get("target"), few)
+        parts = [*self.inputs, self.target]
+        if not all(isinstance(part, Tensor) and part.ndim for part in parts):
+            return self
+        if len({len(part) for part in parts}) != 1:
+            return self
+        return Pair(tuple(part[:rows] for part in self.inputs), self.target[:rows])
 
     @classmethod
     def of(cls, batch: Any) -> Pair:
@@ -81,23 +99,37 @@ class Case:
         batches: Iterable[Any],
         optimisers: Sequence[torch.optim.Optimizer] = (),
         seed: int = 0,
+        validation: Iterable[Any] = (),
     ) -> None:
         self.original, self.loss, self.optimisers, self.seed = model, loss, tuple(optimisers), seed
-        self.batches = [Pair.of(batch) for batch in islice(iter(batches), MOST_BATCHES)]
+        self.batches = [self.pair(batch) for batch in islice(iter(batches), MOST_BATCHES)]
+        self.validation = [self.pair(batch) for batch in islice(iter(validation), MOST_BATCHES)]
+        self.rows = row_count(batches)
         if not self.batches:
             raise InputError("no batch", expected="at least one", fix="check the loader and its data set")
         first = next((p for p in model.parameters()), None)
         self.device = torch.device("cpu") if first is None else first.device
 
+    def pair(self, batch: Any) -> Pair:
+        return Pair.of(batch)
+
     @cached_property
     def first(self) -> Pair:
         """The first batch, where the model is."""
+        return self.placed(self.batches[0])
 
+    def placed(self, pair: Pair) -> Pair:
         def to(value: Any) -> Any:
-            return value.to(self.device) if isinstance(value, Tensor) else value
+            return value.to(self.device) if isinstance(value, Tensor | Batch) else value
 
-        pair = self.batches[0]
-        return Pair(tuple(to(value) for value in pair.inputs), to(pair.target))
+        return Pair(tuple(to(value) for value in pair.inputs), to(pair.target), to(pair.whole))
+
+    def call(self, model: nn.Module, pair: Pair) -> Any:
+        """The output of the model, or of a copy of it."""
+        return model(*pair.inputs)
+
+    def loss_of(self, model: nn.Module, pair: Pair) -> Tensor:
+        return self.loss(self.call(model, pair), pair.target)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -109,42 +141,36 @@ class Case:
 
     @cached_property
     def step(self) -> Step:
-        layers = {
-            name: Layer(name, module)
-            for name, module in self.model.named_modules()
-            if not any(True for _ in module.children()) and name
-        }
-        if not layers:
-            layers = {"model": Layer("model", self.model)}
-
-        def watch(layer: Layer) -> Any:
-            def keep(module: nn.Module, given: Any, output: Any) -> None:
-                tensor = output[0] if isinstance(output, tuple) else output
-                if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                    layer.outputs.append(tensor.detach().clone())
-
-            return keep
-
-        hooks = [layer.module.register_forward_hook(watch(layer)) for layer in layers.values()]
-        found = Step(layers)
+        found = Step({name: Layer(name, module) for name, module in leaves(self.model).items()})
         pair = self.first
-        devices = [self.device] if self.device.type == "cuda" else []
-        try:
-            with torch.random.fork_rng(devices), torch.enable_grad():
-                torch.manual_seed(self.seed)
-                found.output = self.model(*pair.inputs)
+        with self.drawing(), watched(self.model, copy=True) as seen, torch.enable_grad():
+            try:
+                found.output = self.call(self.model, pair)
                 found.stage = "loss"
                 found.loss = self.loss(found.output, pair.target)
                 found.stage = "backward"
                 if isinstance(found.loss, Tensor) and found.loss.requires_grad and found.loss.numel() == 1:
                     found.loss.backward()
                 found.stage = "done"
-        except Exception as problem:
-            found.problem = problem
-        finally:
-            for hook in hooks:
-                hook.remove()
+            except Exception as problem:
+                found.problem = problem
+        for call in seen:
+            found.layers[call.name].outputs.append(call.output)
         return found
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Random numbers of their own, the same each time."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            yield
+
+    @property
+    def trains(self) -> bool:
+        """Whether a step went through to a loss with a gradient."""
+        loss = self.step.loss
+        whole = self.step.stage == "done" and isinstance(loss, Tensor)
+        return whole and loss.numel() == 1 and loss.requires_grad  # type: ignore[union-attr]
 
     @property
     def output(self) -> Tensor | None:
@@ -179,6 +205,47 @@ class Case:
             return None
         shape = (output.shape[0], *output.shape[2:])
         return int(output.shape[1]) if tuple(target.shape) == shape and output.shape[1] > 1 else None
+
+
+def row_count(batches: Any) -> int | None:
+    """Of the data set of a loader, where it says so."""
+    try:
+        return len(batches.dataset)
+    except (AttributeError, TypeError):
+        return None
+
+
+class TaskCase(Case):
+    """A task of Quire's with batches of its data, seen by one of its players."""
+
+    def __init__(self, task: Task, batches: Iterable[Batch], player: str = "model", seed: int = 0) -> None:
+        self.player = player
+        pairs = [(batch.inputs, batch.fields.get("target"), batch) for batch in batches]
+        super().__init__(task, lambda output, _: sum(output.values()), pairs, seed=seed)
+
+    def pair(self, batch: Any) -> Pair:
+        inputs, target, whole = batch
+        return Pair((inputs,), target, whole)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        task = super().model
+        assert isinstance(task, Task)
+        own = {id(p) for p in task.player_parameters(self.player).values()}
+        for p in task.parameters():
+            p.requires_grad_(id(p) in own)
+        return task.train()
+
+    def call(self, model: nn.Module, pair: Pair) -> Any:
+        """The terms of the loss, by name."""
+        assert isinstance(model, Task)
+        assert pair.whole is not None
+        batch = model.augment(pair.whole)
+        weights = model.weigh(batch)
+        return {
+            name: model.scales.get(name, 1.0) * total / weights[name]
+            for name, total in model.terms(batch, self.player).items()
+        }
 
 
 KNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -21,21 +21,30 @@ def examine(
     batches: Iterable[Any],
     *,
     optimisers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    validation: Iterable[Any] = (),
     silence: Sequence[str] = (),
     seed: int = 0,
 ) -> Diagnosis:
     """What speaks against training `model` with `loss(output, target)` on `batches` of (inputs, target).
 
     A few batches are looked at, and one step is taken on a copy: model, optimisers and random numbers stay as
-    they are. `silence` names findings that are not wanted.
+    they are. Batches of `validation` are compared with them. `silence` names findings that are not wanted.
 
         print(examine(model, torch.nn.functional.cross_entropy, loader))
     """
     for name in silence:
         if name not in CHECKS:
             raise unknown_name("check", name, CHECKS)
-    given = (optimisers,) if isinstance(optimisers, torch.optim.Optimizer) else tuple(optimisers)
-    case = Case(model, loss, batches, given, seed)
+    return examine_case(Case(model, loss, batches, given_optimisers(optimisers), seed, validation), silence)
+
+
+def given_optimisers(
+    optimisers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+) -> tuple[torch.optim.Optimizer, ...]:
+    return (optimisers,) if isinstance(optimisers, torch.optim.Optimizer) else tuple(optimisers)
+
+
+def examine_case(case: Case, silence: Sequence[str] = ()) -> Diagnosis:
     found = [
         replace(finding, code=name)
         for name, check in CHECKS.items()

@@ -10,6 +10,7 @@ from quire.registry import Registry
 
 if TYPE_CHECKING:
     from quire.doctor.case import Case
+    from quire.doctor.course import Course
 
 Severity = Literal["error", "warning", "note"]
 RANKS: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
@@ -52,3 +53,8 @@ class Diagnosis(tuple[Finding, ...]):
 
 Check = Callable[["Case"], Iterator[Finding]]
 CHECKS: Registry[Check] = Registry("check")
+"""Before the first step."""
+
+Sign = Callable[["Course"], Iterator[Finding]]
+SIGNS: Registry[Sign] = Registry("sign")
+"""In training."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,7 +89,10 @@ class Fault:
     model: Callable[[], nn.Module]
     loss: Callable[[Any, Any], Tensor] = F.cross_entropy
     x: Callable[[], Tensor] = rows
-    y: Callable[[], Tensor] = labels
+    y: Callable[[], Any] = labels
+    more: Callable[[], tuple[Any, ...]] = tuple
+    """Inputs beside x."""
+    validation: Callable[[], list[Any]] = list
     optimisers: Callable[[nn.Module], list[torch.optim.Optimizer]] = lambda model: []
 
 
@@ -104,6 +108,85 @@ def saturated() -> nn.Module:
     with torch.no_grad():
         model[0].weight.mul_(100)
     return model
+
+
+class Masked(nn.Module):
+    """Attention over the places that a mask leaves."""
+
+    def __init__(self, keeps: bool = False) -> None:
+        super().__init__()
+        self.attend, self.out, self.keeps = (
+            nn.MultiheadAttention(6, 1, batch_first=True),
+            nn.Linear(6, 3),
+            keeps,
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        hidden = ~mask if self.keeps else mask
+        out: Tensor = self.out(self.attend(x, x, x, key_padding_mask=hidden)[0].mean(1))
+        return out
+
+
+class Boxes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+def box_loss(output: Tensor, target: list[dict[str, Tensor]]) -> Tensor:
+    return F.l1_loss(output, torch.stack([one["boxes"][0] for one in target]))
+
+
+class DropsAlways(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(F.dropout(x, 0.5))
+        return out
+
+
+class Deaf(nn.Module):
+    """What it learns has no way to its output beyond rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x) * 1e-6
+        return out
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.words(x))
+        return out
+
+
+def tokens() -> nn.Module:
+    torch.manual_seed(0)
+    return Tokens()
+
+
+def padded() -> Tensor:
+    """Eight rows of tokens from 1 on, of different lengths, filled up with 0."""
+    found = torch.randint(1, 20, (8, 10), generator=torch.Generator().manual_seed(0))
+    return torch.where(torch.arange(10) < torch.arange(3, 11)[:, None], found, 0)
+
+
+def tokens_loss(output: Any, target: Tensor) -> Tensor:
+    logits = output[0] if isinstance(output, tuple) else output
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
 def some_frozen(model: nn.Module) -> None:
@@ -179,6 +262,41 @@ FAULTS = {
         "evaluation-mode", "2",
         lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 3)).eval(),
     ),
+    "rows in both splits": Fault(
+        "rows-in-both-splits", "validation, batch 1, row 2", mlp,
+        validation=lambda: [(torch.cat([rows(2, seed=9), rows(8)]), labels(10))],
+    ),
+    "a row that is masked as a whole": Fault(
+        "rows-masked", "inputs 2, batch 1, row 3", Masked,
+        x=lambda: torch.randn(16, 5, 6), y=lambda: labels(16),
+        more=lambda: (torch.zeros(16, 5).bool().index_fill(0, torch.tensor([3]), True),),
+    ),
+    "a row masked in the other convention": Fault(
+        "rows-masked", "inputs 2, batch 1, row 0", lambda: Masked(keeps=True),
+        x=lambda: torch.randn(16, 5, 6), y=lambda: labels(16),
+        more=lambda: (torch.ones(16, 5).bool().index_fill(0, torch.tensor([0]), False),),
+    ),
+    "a box without area": Fault(
+        "boxes", "target, batch 1, image 1, box 0", Boxes, box_loss, x=lambda: torch.rand(2, 3, 8, 8),
+        y=lambda: [{"boxes": torch.tensor([[0.0, 0, 4, 4]])}, {"boxes": torch.tensor([[4.0, 4, 4, 6]])}],
+    ),
+    "boxes as corner and size": Fault(
+        "boxes", "target, batch 1, image 0, box 0", Boxes, box_loss, x=lambda: torch.rand(1, 3, 8, 8),
+        y=lambda: [{"boxes": torch.tensor([[5.0, 5, 2, 2]])}],
+    ),
+    "padding that counts": Fault(
+        "padding-counts", "target, token 0", tokens, tokens_loss, x=padded,
+        y=lambda: F.pad(padded()[:, 1:], (0, 1)),
+    ),
+    "one layer at three places": Fault(
+        "parameters-shared", "1.weight",
+        lambda: nn.Sequential(*[nn.Linear(6, 6)] * 3, nn.ReLU(), nn.Linear(6, 3)),
+    ),
+    "dropout left on": Fault("random-in-evaluation", "model", DropsAlways),
+    "weights that fade": Fault("initial-variance", "4", lambda: deep(nn.ReLU, 0.05)),
+    "weights that blow up": Fault("initial-variance", "4", lambda: deep(nn.ReLU, 400.0)),
+    "targets that cannot be learned": Fault("one-batch", "model", Deaf),
+    "more data than memory": Fault("memory", "inputs", mlp),
     "dead units": Fault("dead-units", "1", dead),
     "saturated units": Fault("saturated-units", "1", saturated),
     "vanishing gradients": Fault("gradient-flow", "0.weight", lambda: deep(nn.Sigmoid, 1.0)),
@@ -186,17 +304,24 @@ FAULTS = {
 }  # fmt: skip
 
 
+class Loader(list[Any]):
+    """Batches, and a data set that says how many rows it has."""
+
+    dataset = range(2**40)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_at_its_place(name: str) -> None:
     fault = FAULTS[name]
     model = fault.model()
-    found = examine(model, fault.loss, [(fault.x(), fault.y())], optimisers=fault.optimisers(model))
+    batches = (Loader if fault.code == "memory" else list)([(fault.x(), *fault.more(), fault.y())])
+    examined = partial(
+        examine, model, fault.loss, batches, optimisers=fault.optimisers(model), validation=fault.validation()
+    )
+    found = examined()
     places = [finding.where for finding in found if finding.code == fault.code]
     assert fault.where in places, str(found)
-    silent = examine(
-        model, fault.loss, [(fault.x(), fault.y())], optimisers=fault.optimisers(model), silence=[fault.code]
-    )
-    assert fault.code not in silent.codes()
+    assert fault.code not in examined(silence=[fault.code]).codes()
 
 
 def test_every_check_has_a_planted_fault() -> None:
@@ -211,11 +336,6 @@ class LastState(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.out(self.cells(x)[0][:, -1])
         return out
-
-
-def tokens_loss(output: Any, target: Tensor) -> Tensor:
-    logits = output[0] if isinstance(output, tuple) else output
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
 HEALTHY: dict[str, Callable[[], tuple[nn.Module, Callable[[Any, Any], Tensor], Tensor, Tensor]]] = {

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quire.doctor.case import NORMS, Case, finite
 from quire.doctor.findings import CHECKS, Finding
-
-RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
-SQUASHERS = (nn.Sigmoid, nn.Tanh)
+from quire.doctor.watch import NEAR, RECTIFIERS, SQUASHERS, by_unit
 
 
 @CHECKS.register("batch-norm")
@@ -69,6 +69,52 @@ def evaluation_mode(case: Case) -> Iterator[Finding]:
         )
 
 
+@CHECKS.register("random-in-evaluation")
+def random_in_evaluation(case: Case) -> Iterator[Finding]:
+    if case.step.stage != "done" or case.output is None:
+        return
+    model = copy.deepcopy(case.original).eval()
+    with case.drawing(), torch.no_grad():
+        first, second = (case.call(model, case.first) for _ in range(2))
+    if isinstance(first, Tensor) and first.shape == second.shape and not torch.equal(first, second):
+        apart = float((first - second).abs().max())
+        if apart > 1e-4 * float(first.abs().max()):
+            yield Finding(
+                "warning",
+                "the model answers at random in evaluation mode",
+                "model",
+                f"two answers to one batch differ by {apart:.3g}",
+                "pass training=self.training to functional dropout; in evaluation, sample only when asked",
+            )
+
+
+@CHECKS.register("initial-variance")
+def initial_variance(case: Case) -> Iterator[Finding]:
+    """Var(Wx) = D_in·Var(w)·E[x²]: where the factor is far from 1, numbers shrink or grow with each layer."""
+    sizes = [
+        (y, float(y.output.double().var(0, correction=0).mean().sqrt()))
+        for y in case.step.layers.values()
+        if y.outputs and linear(y.module) and finite(y.output) and len(y.output) > 1
+    ]
+    if len(sizes) < 3 or sizes[0][1] == 0:
+        return
+    for layer, size in sizes[1:-1]:
+        share = size / sizes[0][1]
+        if not 1e-3 < share < 1e3:
+            weight: Any = layer.module.weight
+            inputs = weight[0].numel()
+            deviation = float(weight.detach().std())
+            yield Finding(
+                "warning",
+                "activations " + ("fade" if share < 1 else "blow up") + " from layer to layer",
+                layer.name,
+                f"rows differ by {share:.1e} of what they do after the first layer; √D_in·σ_w is "
+                f"{inputs**0.5 * deviation:.2g}, where √2 keeps it for ReLU and 1 for tanh",
+                "draw weights with He's (ReLU) or Xavier's (tanh) deviation, or normalise",
+            )
+            return
+
+
 @CHECKS.register("dead-units")
 def dead_units(case: Case) -> Iterator[Finding]:
     for layer in case.step.layers.values():
@@ -91,9 +137,9 @@ def dead_units(case: Case) -> Iterator[Finding]:
 def saturated_units(case: Case) -> Iterator[Finding]:
     layers = [y for y in case.step.layers.values() if y.outputs]
     for layer in layers[:-1]:
-        if isinstance(layer.module, SQUASHERS):
-            low = 0.0 if isinstance(layer.module, nn.Sigmoid) else -1.0
-            share = ((layer.output > 0.99) | (layer.output < low + 0.01)).double().mean()
+        low = SQUASHERS.get(type(layer.module))
+        if low is not None:
+            share = ((layer.output > 1 - NEAR) | (layer.output < low + NEAR)).double().mean()
             if share > 0.5:
                 yield Finding(
                     "warning",
@@ -111,7 +157,7 @@ def gradient_flow(case: Case) -> Iterator[Finding]:
     if case.step.stage != "done":
         return
     found = [
-        (name, float(p.grad.norm() / p.norm().clamp_min(1e-12)))
+        (name, float(p.grad.norm() / p.detach().norm().clamp_min(1e-12)))
         for name, p in case.model.named_parameters()
         if p.ndim > 1 and p.grad is not None and finite(p.grad)
     ]
@@ -139,11 +185,3 @@ def gradient_flow(case: Case) -> Iterator[Finding]:
 
 def linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
-
-
-def by_unit(output: Tensor) -> Tensor:
-    """(rows, units): the channels of a feature map are units that are seen at many places."""
-    if output.ndim <= 2:
-        return output.flatten(1)
-    moved: Any = output.movedim(1, -1) if output.ndim > 3 else output
-    return moved.reshape(-1, moved.shape[-1])

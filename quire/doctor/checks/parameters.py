@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from torch import nn
+
 from quire.doctor.case import Case
 from quire.doctor.findings import CHECKS, Finding
 
@@ -44,6 +46,34 @@ def nothing_to_train(case: Case) -> Iterator[Finding]:
             f"{len(frozen)} of {len(parameters)} tensors",
             "nothing, if that is meant",
         )
+
+
+@CHECKS.register("parameters-shared")
+def parameters_shared(case: Case) -> Iterator[Finding]:
+    places: dict[int, list[str]] = {}
+    kinds: dict[int, set[type[nn.Module]]] = {}
+    for path, module in case.original.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append(f"{path}.{name}" if path else name)
+            kinds.setdefault(id(parameter), set()).add(type(module))
+    shared = [(names, len(kinds[key]) == 1) for key, names in places.items() if len(names) > 1]
+    if shared:
+        names, alike = shared[0]
+        # A word's vector that is also the weight of its output is shared on purpose.
+        yield Finding(
+            "warning" if alike and repeated(names) else "note",
+            "one tensor is the parameter of several layers",
+            names[1],
+            f"the same as {names[0]}; {len(shared)} tensors are at {sum(len(n) for n, _ in shared)} places",
+            "make a layer for each place: [layer] * n holds one layer n times",
+        )
+
+
+def repeated(names: list[str]) -> bool:
+    """Whether the places are numbers of one list: blocks.0.weight and blocks.1.weight."""
+    first, second = (name.split(".") for name in names[:2])
+    apart = [(a, b) for a, b in zip(first, second, strict=False) if a != b]
+    return len(first) == len(second) and len(apart) == 1 and all(part.isdigit() for part in apart[0])
 
 
 @CHECKS.register("parameter-outside-optimiser")
