@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import torch
@@ -21,6 +21,7 @@ from quire.data.streamed import is_large, scaled_rows
 from quire.data.text import TextPreparation
 from quire.errors import InputError
 from quire.options import Rows as RowOptions
+from quire.report.reading import read_metrics
 from quire.tasks.detection import Detection
 from quire.tasks.generating import Generates
 from quire.tasks.language import LanguageModel
@@ -32,6 +33,10 @@ from quire.train.evaluate import evaluate, evaluation_batch
 from quire.train.folder import read_config
 from quire.train.task import Task
 from quire.tuning import Adapters
+
+if TYPE_CHECKING:
+    from quire.doctor import Spectrum, Verdict
+    from quire.recipes.plan import Plan
 
 BATCH = 4096
 
@@ -81,6 +86,43 @@ class Run:
             prepared = self._prepare(data, need_target=self.task.needs_target)
             fields = several_targets_of(prepared.data, self.preparation)
             return {"data": evaluate(self.task, fields.to(self.device))}
+        plan = self.plan()
+        parts = {"train": plan.data.train, "validation": plan.data.validation, "test": plan.data.test}
+        return {
+            name: evaluate(self.task, as_judged(part).to(self.device))
+            for name, part in parts.items()
+            if part is not None
+        }
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of its metrics; the last one is left out where the run was killed while it wrote it."""
+        return read_metrics(self.path / "metrics.jsonl")[0]
+
+    def diagnose(self, silence: Sequence[str] = ()) -> Verdict:
+        """How training went and what stands in its way: the verdict on the run's records, on its network as
+        it was at first and as it was left, and on its data."""
+        from quire.recipes.checkup import check_up
+
+        plan = self.plan()
+        return check_up(plan, self.task, self.records, self.result, silence=silence)
+
+    def curvature(self, seconds: float = 10.0) -> Spectrum | None:
+        """The curvature of the training loss where the run was left; None for what has no gradient, or
+        several players."""
+        from quire.doctor.bend import case_spectrum
+        from quire.doctor.case import TaskCase
+        from quire.recipes.checkup import batches
+        from quire.train import StatisticsTask
+
+        if isinstance(self.task, StatisticsTask) or len(self.task.players) > 1:
+            return None
+        seed = int(self.config["options"].get("seed", 0))
+        few = batches(self.plan().data.train, seed, self.device)
+        return case_spectrum(TaskCase(self.task, few, seed=seed), seconds)
+
+    def plan(self) -> Plan:
+        """Task, data and options anew, on the file that the run was trained on."""
         from quire.recipes.base import RECIPES
 
         options = self.options()
@@ -89,25 +131,19 @@ class Run:
                 raise InputError(
                     f"the data of the run, {options.data}, is not there any more",
                     expected="the file that the run was trained on",
-                    fix="give the file with --data",
+                    fix="put it back; a file of yours can be judged with quire evaluate RUN --data FILE",
                 )
             if fingerprint(options.data) != self.config["data_sha256"]:
                 raise InputError(
                     f"{options.data} has changed since the run",
                     expected="the file as it was, whose split is known",
-                    fix="judge on the whole new file with --data",
+                    fix="judge on the whole new file with quire evaluate RUN --data FILE",
                 )
         tune = getattr(options, "tune", None)
         if tune is not None and tune.base is not None:
             # The run has the base's preparation itself, and needs the base no more.
             options = replace(options, tune=replace(tune, base=self.path))
-        plan = RECIPES[self.config["recipe"]].build(options)
-        parts = {"train": plan.data.train, "validation": plan.data.validation, "test": plan.data.test}
-        return {
-            name: evaluate(self.task, as_judged(part).to(self.device))
-            for name, part in parts.items()
-            if part is not None
-        }
+        return RECIPES[self.config["recipe"]].build(options)
 
     def options(self) -> Any:
         """The options that the run was made with."""

@@ -163,6 +163,8 @@ def test_nothing_read_is_ever_executed(path: Path) -> None:
     found = dangers(path.read_text(encoding="utf-8"))
     if path.name == "__init__.py":  # a package may load its own modules, from a closed list, on first use
         found = [line for line in found if not line.endswith("import importlib")]
+    if path.match("quire/cli/objects.py"):  # the user's own word on the command line, never a file's
+        found = [line for line in found if "importlib" not in line]
     assert found == []
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from quire.cli import evaluate, export, listing, predict, runs, sheet
+from quire.cli import doctor, evaluate, explain, export, listing, predict, runs, sheet, study
 from quire.cli.flags import Flag, table
 from quire.cli.parse import parse
 from quire.cli.recipes import all_recipes
@@ -59,6 +59,9 @@ def places() -> dict[str, Place]:
         "evaluate": _place(evaluate.EvaluateOptions),
         "predict": _place(predict.PredictOptions),
         "export": _place(export.ExportOptions),
+        "doctor": _place(doctor.DoctorOptions),
+        "explain": _place(explain.ExplainOptions),
+        "study": _place(study.StudyOptions),
         "runs": _place(runs.RunsListOptions, ("list", "show", "compare")),
         "runs/list": _place(runs.RunsListOptions),
         "runs/show": _place(runs.RunsShowOptions),

@@ -63,6 +63,24 @@ def _export(words: Words) -> int:
     return main(words)
 
 
+def _doctor(words: Words) -> int:
+    from quire.cli.doctor import main
+
+    return main(words)
+
+
+def _explain(words: Words) -> int:
+    from quire.cli.explain import main
+
+    return main(words)
+
+
+def _study(words: Words) -> int:
+    from quire.cli.study import main
+
+    return main(words)
+
+
 def _runs(words: Words) -> int:
     from quire.cli.runs import main
 
@@ -95,6 +113,9 @@ COMMANDS: dict[str, Command] = {
     "sample": Command("text from a language model, as it is made", _sample),
     "adapter": Command("the adapters of a tuned run: list, merge, unmerge, export", _adapter),
     "export": Command("a run as ONNX (.onnx) or as a torch.export program (.pt2)", _export),
+    "doctor": Command("why a run, or a model of yours, does not learn, and what would help", _doctor),
+    "explain": Command("what a model costs: shapes, parameters, FLOPs, memory, time", _explain),
+    "study": Command("how a run generalises: folds, learning curve, bias and variance, …", _study),
     "runs": Command("list, show and compare runs", _runs),
     "report": Command("write a run's report.html again", _report),
     "sheet": Command("the formulas and their proofs: list, show, verify", _sheet),

@@ -207,6 +207,10 @@ class Case:
         return int(output.shape[1]) if tuple(target.shape) == shape and output.shape[1] > 1 else None
 
 
+def added(terms: Any, target: Any) -> Tensor:
+    return torch.stack([term.reshape(()) for term in terms.values()]).sum()
+
+
 def row_count(batches: Any) -> int | None:
     """Of the data set of a loader, where it says so."""
     try:
@@ -218,23 +222,29 @@ def row_count(batches: Any) -> int | None:
 class TaskCase(Case):
     """A task of Quire's with batches of its data, seen by one of its players."""
 
-    def __init__(self, task: Task, batches: Iterable[Batch], player: str = "model", seed: int = 0) -> None:
+    def __init__(
+        self,
+        task: Task,
+        batches: Iterable[Batch],
+        player: str = "model",
+        seed: int = 0,
+        validation: Iterable[Batch] = (),
+    ) -> None:
         self.player = player
-        pairs = [(batch.inputs, batch.fields.get("target"), batch) for batch in batches]
-        super().__init__(task, lambda output, _: sum(output.values()), pairs, seed=seed)
+        super().__init__(task, added, batches, seed=seed, validation=validation)
 
     def pair(self, batch: Any) -> Pair:
-        inputs, target, whole = batch
-        return Pair((inputs,), target, whole)
+        return Pair((batch.inputs,), batch.fields.get("target"), batch)
 
     @cached_property
     def model(self) -> nn.Module:
         task = super().model
         assert isinstance(task, Task)
+        task.train()
         own = {id(p) for p in task.player_parameters(self.player).values()}
         for p in task.parameters():
             p.requires_grad_(id(p) in own)
-        return task.train()
+        return task
 
     def call(self, model: nn.Module, pair: Pair) -> Any:
         """The terms of the loss, by name."""

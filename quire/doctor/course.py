@@ -79,6 +79,8 @@ class Course:
     recurrent: Mapping[str, float] = field(default_factory=dict)
     """The largest singular value of each recurrent weight."""
     baseline: Baseline | None = None
+    players: int = 1
+    """Of several, one's gain is another's loss, and no loss has to fall."""
     ended: bool = False
     """Whether it is the whole of training, and no probe."""
     keeps_best: bool = True

@@ -1,157 +1,49 @@
 """The curvature of any PyTorch model's loss: extreme eigenvalues, trace and spectral density of its Hessian.
 
-The Hessian H is never formed. A product Hv is the gradient of (∇E)ᵀv, at about the price of two backward
-passes; Lanczos' method turns k such products into a k×k tridiagonal matrix T whose eigenvalues θ
-(Ritz values) approach those of H from the ends of the spectrum inwards. The first components τ of T's
+Lanczos' method turns k products with the Hessian (`hessian.py`) into a k×k tridiagonal matrix T whose
+eigenvalues θ approach those of H from the ends of the spectrum inwards. The first components τ of T's
 eigenvectors give quadrature weights τ², from which the whole density follows (stochastic Lanczos
 quadrature: Golub and Welsch 1969; Ubaru, Chen and Saad 2017).
-
-Where an activation has a kink (ReLU), the curvature is that of the smooth pieces.
 
 n parameters, k Lanczos steps, P random start vectors ("probes").
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quire.doctor.hessian import (
+    Batches,
+    Eigenvalue,
+    Hessian,
+    LossFunction,
+    Tridiagonal,
+    hessian_vector_product,
+    lanczos,
+    largest_eigenvalue,
+)
 from quire.errors import InputError
-from quire.functional.modes import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Batches = Iterable[tuple[Tensor, Tensor]]
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-WeightedLosses = Callable[[], Iterable[tuple[float, Tensor]]]
-
-
-class Hessian:
-    """The linear map v ↦ Hv, for the weighted mean of the losses that `losses()` gives."""
-
-    def __init__(self, losses: WeightedLosses, parameters: Iterable[Tensor]) -> None:
-        self.losses = losses
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        if not self.parameters:
-            raise InputError(
-                "a model without trainable parameters",
-                expected="at least one parameter that requires a gradient",
-                fix="call requires_grad_() on what should be examined",
-            )
-        self.size = sum(parameter.numel() for parameter in self.parameters)
-        first = self.parameters[0]
-        self.dtype, self.device = first.dtype, first.device
-
-    @classmethod
-    def of_model(
-        cls, model: nn.Module, loss: LossFunction, batches: Iterable[tuple[Tensor, Tensor]]
-    ) -> Hessian:
-        """Of the mean of ``loss(model(inputs), target)`` over `batches`, each weighted by its rows.
-
-        `loss` is a mean over rows. The model is run as in evaluation, so that dropout and batch norm
-        neither make H random nor are changed by looking at it; its mode is restored.
-        """
-        # An iterator would be used up by the first product.
-        kept: Batches = list(batches) if isinstance(batches, Iterator) else batches
-
-        def losses() -> Iterator[tuple[float, Tensor]]:
-            with evaluating(model), _twice_differentiable():
-                for inputs, target in kept:
-                    yield len(target), loss(model(inputs), target)
-
-        return cls(losses, model.parameters())
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """Hv for a flat vector (n,)."""
-        if vector.shape != (self.size,):
-            raise InputError(
-                f"a vector of shape {tuple(vector.shape)}",
-                expected=f"shape ({self.size},): one number for each parameter",
-            )
-        pieces = _split(vector, self.parameters)
-        product, total = torch.zeros_like(vector), 0.0
-        with torch.enable_grad():
-            for weight, loss in self.losses():
-                gradients = _gradients(loss, self.parameters, create_graph=True)
-                slope = loss.new_zeros(())
-                for gradient, piece in zip(gradients, pieces, strict=True):
-                    slope = slope + (gradient * piece).sum()
-                product += weight * _flatten(_gradients(slope, self.parameters))
-                total += weight
-        if total == 0:
-            raise InputError("no batch to compute a loss from", expected="at least one (inputs, target) pair")
-        return product / total
-
-
-def hessian_vector_product(
-    function: Callable[[], Tensor], parameters: Iterable[Tensor], vector: Tensor
-) -> Tensor:
-    """Hv of the scalar that `function()` computes from `parameters`, for a flat vector v."""
-    return Hessian(lambda: [(1.0, function())], parameters)(vector)
-
-
-class Tridiagonal(NamedTuple):
-    """T = QᵀHQ of Lanczos' method, in float64."""
-
-    diagonal: Tensor
-    """(k,)."""
-    off_diagonal: Tensor
-    """(k − 1,)."""
-    residual: float
-    """β_k, the norm of what is left; 0 where the basis spans an invariant subspace."""
-    basis: Tensor
-    """Qᵀ (k, n), orthonormal rows."""
-
-    def ritz(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues θ of T, ascending, and its eigenvectors as columns."""
-        matrix = torch.diag(self.diagonal)
-        matrix += torch.diag(self.off_diagonal, 1) + torch.diag(self.off_diagonal, -1)
-        values, vectors = torch.linalg.eigh(matrix)
-        return values, vectors
-
-
-def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tridiagonal:
-    """k steps of Lanczos' method from `start` (n,), for a symmetric map given as a function.
-
-    Each new vector is made orthogonal to all earlier ones, twice: without it rounding lets converged
-    directions come back, and the spectrum shows eigenvalues that are not there.
-    """
-    n = start.numel()
-    steps = min(steps, n)
-    basis = start.new_empty(steps, n)
-    basis[0] = start / start.norm()
-    diagonal: list[float] = []
-    off_diagonal: list[float] = []
-    scale = 0.0
-    while True:
-        k = len(diagonal)
-        vector = product(basis[k])
-        diagonal.append(torch.dot(vector.double(), basis[k].double()).item())
-        for _ in range(2):
-            vector = vector - basis[: k + 1].t() @ (basis[: k + 1] @ vector)
-        residual = vector.double().norm().item()
-        scale = max(scale, abs(diagonal[-1]), residual)
-        if residual <= scale * n**0.5 * torch.finfo(start.dtype).eps:
-            residual = 0.0
-        if residual == 0.0 or k + 1 == steps:
-            break
-        off_diagonal.append(residual)
-        basis[k + 1] = vector / residual
-    used = len(diagonal)
-    return Tridiagonal(
-        torch.tensor(diagonal, dtype=torch.float64),
-        torch.tensor(off_diagonal, dtype=torch.float64),
-        residual,
-        basis[:used],
-    )
+__all__ = [
+    "Eigenvalue",
+    "Hessian",
+    "Spectrum",
+    "Tridiagonal",
+    "hessian_spectrum",
+    "hessian_vector_product",
+    "lanczos",
+    "largest_eigenvalue",
+    "smooth_density",
+    "spectrum",
+]
 
 
 @dataclass(frozen=True)
@@ -261,15 +153,17 @@ def spectrum(
     probes: int = 8,
     points: int = 400,
     seed: int = 0,
+    keep: bool = False,
+    compile: bool = False,
 ) -> Spectrum:
     """Extreme eigenvalues, trace and spectral density of the Hessian of the mean loss over `batches`.
 
     Costs k·probes products with the Hessian; memory for k vectors of the size of the model. The
-    trace is exact where that costs no more than estimating did (n ≤ k·probes).
+    trace is exact where that costs no more than estimating did (n ≤ k·probes). `keep` and `compile` make
+    a product a third cheaper at the price of memory for the activations of all batches (see `Hessian`).
     """
-    return hessian_spectrum(
-        Hessian.of_model(model, loss, batches), k=k, probes=probes, points=points, seed=seed
-    )
+    hessian = Hessian.of_model(model, loss, batches, keep=keep, compile=compile)
+    return hessian_spectrum(hessian, k=k, probes=probes, points=points, seed=seed)
 
 
 def hessian_spectrum(
@@ -289,9 +183,7 @@ def hessian_spectrum(
         values, vectors = tridiagonal.ritz()
         runs.append((values, vectors[0].square()))
         traces.append(hessian.size * tridiagonal.diagonal[0].item())
-        # A Ritz value lies within β_k·|last component of its vector| of an eigenvalue, up to rounding.
-        rounding = values.abs().max() * hessian.size**0.5 * torch.finfo(hessian.dtype).eps
-        errors = tridiagonal.residual * vectors[-1].abs() + rounding
+        errors = tridiagonal.errors(values, vectors)
         largest = max(largest, (values[-1].item(), errors[-1].item()))
         smallest = min(smallest, (values[0].item(), errors[0].item()))
     if hessian.size <= k * probes:
@@ -329,27 +221,3 @@ def _exact_trace(hessian: Hessian) -> float:
         total += hessian(unit)[i].item()
         unit[i] = 0
     return total
-
-
-def _gradients(value: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> tuple[Tensor, ...]:
-    if not value.requires_grad:  # a loss that is linear in the parameters has a constant gradient
-        return tuple(torch.zeros_like(parameter) for parameter in parameters)
-    return torch.autograd.grad(
-        value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True
-    )
-
-
-def _flatten(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def _split(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    pieces = vector.split([parameter.numel() for parameter in parameters])
-    return [piece.view_as(parameter) for piece, parameter in zip(pieces, parameters, strict=True)]
-
-
-@contextlib.contextmanager
-def _twice_differentiable() -> Iterator[None]:
-    # The fused attention and recurrent kernels have a first derivative only.
-    with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
-        yield

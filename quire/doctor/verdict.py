@@ -105,6 +105,8 @@ def progress(course: Course) -> str:
     values = [(step, value) for step, value in course.train if math.isfinite(value)]
     if len(values) < 2:
         return "the model can be trained"
+    if course.players > 1:
+        return f"{course.players} players have trained against each other for {values[-1][0]:,} steps"
     (_, first), (last_step, last) = values[0], values[-1]
     lowest = min(value for _, value in values)
     return f"it learns: the loss went from {first:.4g} to {min(last, lowest):.4g} by step {last_step}"

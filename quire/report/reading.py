@@ -149,7 +149,7 @@ def read_run(folder: Path) -> Run:
         raise _damaged(config_path, str(error)) from error
     _check_format(config_path, config)
     result = _read_result(folder / "result.json")
-    lines, cut_off = _read_metrics(folder / "metrics.jsonl")
+    lines, cut_off = read_metrics(folder / "metrics.jsonl")
     return Run(
         folder=folder,
         config=config,
@@ -198,7 +198,7 @@ def _read_result(path: Path) -> dict[str, Any] | None:
     return result
 
 
-def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
+def read_metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The lines, and whether a damaged last line was left out."""
     if not path.is_file():
         return [], False

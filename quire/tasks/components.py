@@ -63,7 +63,7 @@ class _Control(NamedTuple):
 
     stage: int
     single: bool
-    count: int
+    rows: int
 
 
 @final
@@ -246,7 +246,7 @@ class PrincipalComponents(StatisticsTask):
         view, left = self._view(), self._control().stage
         assert view.basis is not None
         image, square = centred_image(totals, view.basis)
-        if self._control().count < self.features:
+        if self._control().rows < self.features:
             # The basis lies among the rows already: its own directions are taken as they are.
             values, turn = leading_eigenpairs((image @ view.basis.mT + view.basis @ image.mT) / 2)
             values, axes = values.clamp_min(0).sqrt(), turn @ view.basis
@@ -259,19 +259,19 @@ class PrincipalComponents(StatisticsTask):
             return Swept(self._loss(), False)
         drift = totals["total"].square().sum() / self.count
         floor = rounding(view.precision) * (values[0].square() + drift) / ACCURACY[view.precision]
-        done = not bool(values[: min(kept, self._control().count - 1)].square().amin() < floor)
+        done = not bool(values[: min(kept, self._control().rows - 1)].square().amin() < floor)
         if not done:
             self._look(View(mean, orthonormal_rows(image)), SCATTER)
         return Swept(self._loss(), done)
 
     def _counted(self, count: Tensor) -> None:
-        self._known = self._control()._replace(count=int(count))
+        self._known = self._control()._replace(rows=int(count))
 
     def _rank(self) -> int:
-        return min(self._control().count, self.features)
+        return min(self._control().rows, self.features)
 
     def _freedom(self) -> int:
-        return max(self._control().count - 1, 1)
+        return max(self._control().rows - 1, 1)
 
     def _keep(self, mean: Tensor, axes: Tensor, singular_values: Tensor, square: Tensor) -> int:
         """Take over the leading components, and say how many there are."""
@@ -294,7 +294,7 @@ class PrincipalComponents(StatisticsTask):
 
     def _loss(self) -> float:
         """The mean squared distance of a row to the plane."""
-        return self._left_out / self._control().count
+        return self._left_out / self._control().rows
 
     def finish(self, data: Data, validation: Data | None) -> None:
         """Nothing that sweeps needed stays."""

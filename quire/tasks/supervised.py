@@ -222,6 +222,7 @@ class Supervised(Task):
             "task": "supervised",
             "model": model_spec(self.model),
             "heads": heads,
+            "order": list(heads),  # JSON objects have none, and the outputs of the model are shared out by it
             "scales": dict(self.scales),
             "step_factors": self.step_factors,
             "frozen": self.frozen,
@@ -230,7 +231,8 @@ class Supervised(Task):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
-        heads = {name: build_head(head) for name, head in spec["heads"].items()}
+        found = spec["heads"]
+        heads = {name: build_head(found[name]) for name in spec.get("order", found)}
         inputs = ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None
         return cls(
             build_model(spec["model"]), heads, spec["scales"], spec["step_factors"],

@@ -10,7 +10,6 @@ are not in it.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from quire.functional.memory import LiveBytes
 from quire.functional.nf4 import nf4_bytes
 from quire.tuning.config import LoRAConfig
 from quire.tuning.quantised import can_be_stored
@@ -106,35 +105,6 @@ def step_memory(
         with LiveBytes() as live:
             loss(functional_call(model, fakes, given)).backward()
     return replace(memory, activations=max(live.peak - memory.gradients, 0))
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are made inside and still alive; `peak` is the most at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given = _storages((args, kwargs))
-        for key, storage in _storages(made).items():
-            if key not in given:  # neither a view of what came nor the same changed in place
-                size = storage.nbytes()
-                self.now += size
-                weakref.finalize(storage, self._release, size)
-        self.peak = max(self.peak, self.now)
-        return made
-
-    def _release(self, size: int) -> None:
-        self.now -= size
-
-
-def _storages(tensors: Any) -> dict[int, torch.UntypedStorage]:
-    found = [t.untyped_storage() for t in tree_leaves(tensors) if isinstance(t, Tensor)]
-    return {id(storage): storage for storage in found}
 
 
 def _low_rank_bytes(site: Site, rank: int) -> int:

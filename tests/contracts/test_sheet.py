@@ -44,6 +44,7 @@ REQUIRED = {
     "transformer": "encoder decoder encoder-decoder feed-forward gpt kv-cache temperature top-k top-p",
     "tune": "full lora lora-merge lora-convolution lora-recurrent lora-attention lora-stack nf4 "
     "double-quantisation qlora",
+    "cost": "parameters shapes forward backward transformer attention memory largest-batch step-time",
     "detect": "iou generalised-iou default-boxes matching box-coding multibox nms ssd",
     "measure": "accuracy precision recall f1 confusion-matrix precision-recall-curve average-precision "
     "coco-ap bleu",

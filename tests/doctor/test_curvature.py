@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from quire.doctor import Hessian, hessian_spectrum, hessian_vector_product, lanczos, spectrum
+from quire.doctor.curvature import largest_eigenvalue
 from quire.errors import InputError
+from quire.models.gpt import GPT, GPTConfig
 
 Batches = list[tuple[Tensor, Tensor]]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def small() -> tuple[nn.Module, nn.Module, Batches]:
@@ -19,7 +24,7 @@ def small() -> tuple[nn.Module, nn.Module, Batches]:
     return model, nn.CrossEntropyLoss(), batches
 
 
-def dense_hessian(model: nn.Module, loss: nn.Module, batches: Batches) -> Tensor:
+def dense_hessian(model: nn.Module, loss: LossFunction, batches: Batches) -> Tensor:
     """By torch.autograd.functional.hessian over all rows at once."""
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     inputs, target = (torch.cat(part) for part in zip(*batches, strict=True))
@@ -30,7 +35,8 @@ def dense_hessian(model: nn.Module, loss: nn.Module, batches: Batches) -> Tensor
         return loss(torch.func.functional_call(model, shaped, (inputs,)), target)
 
     flat = torch.cat([parameter.flatten() for parameter in parameters.values()])
-    return torch.autograd.functional.hessian(mean_loss, flat)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return torch.autograd.functional.hessian(mean_loss, flat)
 
 
 def test_products_equal_the_dense_hessian() -> None:
@@ -197,6 +203,115 @@ def test_errors_say_what_to_do() -> None:
         Hessian.of_model(model.requires_grad_(False), loss, batches)
     with pytest.raises(InputError, match="probes = 0"):
         hessian_spectrum(hessian, probes=0)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_kept_graph_gives_the_same_products_and_notices_a_new_point(keep: bool) -> None:
+    model, loss, batches = small()
+    hessian = Hessian.of_model(model, loss, batches, keep=keep)
+    vector = torch.randn(hessian.size, dtype=torch.float64)
+    for _ in range(2):
+        dense = dense_hessian(model, loss, batches)
+        torch.testing.assert_close(hessian(vector), dense @ vector, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(hessian(2 * vector), 2 * dense @ vector, rtol=1e-10, atol=1e-12)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.3
+
+
+def test_a_kept_graph_is_built_once_for_a_point() -> None:
+    model, loss, batches = small()
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    hessian = Hessian.of_model(model, loss, batches, keep=True)
+    for _ in range(4):
+        hessian(torch.ones(hessian.size, dtype=torch.float64))
+    assert len(calls) == len(batches)
+
+
+@pytest.mark.slow
+def test_compiled_products_are_the_same() -> None:
+    model, loss, batches = small()
+    hessian = Hessian.of_model(model, loss, batches, compile=True)
+    dense = dense_hessian(model, loss, batches)
+    for _ in range(2):
+        vector = torch.randn(hessian.size, dtype=torch.float64)
+        torch.testing.assert_close(hessian(vector), dense @ vector, rtol=1e-9, atol=1e-11)
+
+
+def test_the_gradient_is_that_of_all_rows() -> None:
+    model, loss, batches = small()
+    inputs, target = (torch.cat(part) for part in zip(*batches, strict=True))
+    expected = torch.autograd.grad(loss(model(inputs), target), list(model.parameters()))
+    gradient = Hessian.of_model(model, loss, batches).gradient()
+    torch.testing.assert_close(gradient, torch.cat([part.flatten() for part in expected]))
+
+
+class Residual(nn.Module):
+    """A convolution, a residual block with batch norm, a linear layer, for 8×8 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.first = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.inner, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.leave = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.first(self.enter(x)).relu(), 2)
+        return self.leave((x + self.second(self.inner(x))).relu().mean((2, 3)))
+
+
+def network(name: str) -> tuple[nn.Module, LossFunction, Batches]:
+    if name == "gpt":
+        tokens = torch.randint(0, 11, (8, 9))
+        model: nn.Module = GPT(GPTConfig(11, 8, 1, 2, 8))
+        return (
+            model.double(),
+            lambda output, target: F.cross_entropy(output.flatten(0, 1), target.flatten()),
+            [(tokens[:, :-1], tokens[:, 1:])],
+        )
+    target = torch.randint(0, 5, (48,))
+    images = torch.randn(48, 1, 8, 8, dtype=torch.float64) + target.double().view(-1, 1, 1, 1) / 2
+    if name == "resnet":
+        return Residual().double(), F.cross_entropy, [(images, target)]
+    layers = (nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5))
+    return nn.Sequential(*layers).double(), F.cross_entropy, [(images, target)]
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt"])
+def test_the_largest_eigenvalue_is_within_a_hundredth_in_25_products(name: str) -> None:
+    """At the start and after 60 steps of Adam, against all eigenvalues of the dense Hessian."""
+    model, loss, batches = network(name)
+    for steps in (0, 60):
+        optimiser = torch.optim.Adam(model.parameters(), 0.01)
+        model.train()
+        for _ in range(steps):
+            optimiser.zero_grad()
+            loss(model(batches[0][0]), batches[0][1]).backward()
+            optimiser.step()
+        model.eval()
+        eigenvalues = torch.linalg.eigvalsh(dense_hessian(model, loss, batches))
+        found = largest_eigenvalue(Hessian.of_model(model, loss, batches, keep=True))
+        assert found.value == pytest.approx(eigenvalues[-1].item(), rel=0.01)
+        assert (eigenvalues - found.value).abs().min().item() <= found.error <= 0.01 * found.value
+        assert found.products <= 25
+
+
+def test_the_largest_eigenvalue_stops_early_starts_warm_and_tells_what_it_missed() -> None:
+    values = [0.1 * i for i in range(60)] + [30.0]
+    hessian = quadratic(*values)
+    cold = largest_eigenvalue(hessian)
+    assert cold.value == pytest.approx(30, rel=0.01)
+    torch.testing.assert_close(cold.vector.abs()[-1].item(), 1.0, rtol=0, atol=0.01)
+    assert 2 <= cold.products < 25
+    assert largest_eigenvalue(hessian, start=cold.vector).products == 1
+    # A dense end of the spectrum needs more than three products, and the bound says so.
+    short = largest_eigenvalue(quadratic(*values[:-1]), tolerance=1e-6, most=3)
+    assert short.products == 3
+    assert min(abs(short.value - value) for value in values) <= short.error
+    assert short.error > 1e-6 * short.value
+    with pytest.raises(InputError, match="most = 0(.|\n)*at least one product"):
+        largest_eigenvalue(hessian, most=0)
 
 
 @pytest.mark.gpu

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quire.functional.memory import LiveBytes
 from quire.tuning import LoRAConfig, inject, quantise_base
-from quire.tuning.memory import LiveBytes, measure_memory, predict_memory, step_memory
+from quire.tuning.memory import measure_memory, predict_memory, step_memory
 from tests.tuning.layers import Conv1D
 
 

@@ -28,8 +28,8 @@ def parameter_without_gradient(case: Case) -> Iterator[Finding]:
 
 @CHECKS.register("nothing-to-train")
 def nothing_to_train(case: Case) -> Iterator[Finding]:
-    parameters = list(case.model.parameters())
-    frozen = [name for name, p in case.model.named_parameters() if not p.requires_grad]
+    parameters = list(case.original.parameters())
+    frozen = [name for name, p in case.original.named_parameters() if not p.requires_grad]
     if parameters and len(frozen) == len(parameters):
         yield Finding(
             "error",

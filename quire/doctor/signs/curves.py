@@ -15,7 +15,7 @@ LEARNED = 0.02
 @SIGNS.register("plateau")
 def plateau(course: Course) -> Iterator[Finding]:
     values = finite(course.train)
-    if not course.ended or len(values) < 5:
+    if not course.ended or len(values) < 5 or course.players > 1:
         return
     if course.baseline is None and falls(values) < LEARNED and values[0][1] > 1e-6:
         yield Finding(
@@ -59,7 +59,7 @@ def underfit(course: Course) -> Iterator[Finding]:
 @SIGNS.register("overfit")
 def overfit(course: Course) -> Iterator[Finding]:
     values, train = finite(course.validation), finite(course.train)
-    if not course.ended or len(values) < 4 or len(train) < 4:
+    if not course.ended or len(values) < 4 or len(train) < 4 or course.players > 1:
         return
     step, best = min(values, key=lambda pair: pair[1])
     last = values[-1][1]
@@ -80,7 +80,7 @@ def overfit(course: Course) -> Iterator[Finding]:
 @SIGNS.register("unfinished")
 def unfinished(course: Course) -> Iterator[Finding]:
     values = finite(course.validation or course.train)
-    if not course.ended or len(values) < 8:
+    if not course.ended or len(values) < 8 or course.players > 1:
         return
     tail = values[-max(2, len(values) // 5) :]
     whole = values[0][1] - min(v for _, v in values)

@@ -29,7 +29,7 @@ def step_too_large(course: Course) -> Iterator[Finding]:
             f"step it goes from {other.before:.4g} to {other.after:.4g}{beyond}",
             f"use a step size of about {other.factor * (course.step_size or 0.0):.1g}",
         )
-    elif course.ended and (rise := risen(course)) is not None:
+    elif course.ended and course.players == 1 and (rise := risen(course)) is not None:
         yield Finding(
             "error",
             "training diverged: the step is too large",

@@ -1,0 +1,257 @@
+"""`quire explain MODEL`."""
+
+from __future__ import annotations
+
+import json as json_text
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tyro.conf import Positional
+
+from quire.cli.objects import is_object, typed_object
+from quire.cli.parse import parse
+from quire.cli.paths import require_run
+from quire.cli.show import print_json, print_table
+from quire.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from quire.doctor.budget import Fit
+    from quire.doctor.cost_table import Costs
+
+TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
+SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """What a model costs before it is trained: shapes, parameters, FLOPs, memory and time, by layer.
+
+    quire explain resnet50 --input 3,224,224 --batch 32 --memory 16GiB
+    quire explain ./net.py:make_model --input 128:int64
+    """
+
+    model: Positional[str]
+    """A network such as resnet50, a family such as gpt, a run folder, or package.module:make_model, also
+    ./file.py:make_model."""
+    input: tuple[str, ...] = ()
+    """Shape of one sample, such as 3,224,224, for each input; a type may follow: 128:int64. A single number
+    means tokens where the model has an embedding. A run has its own; without one, a family is shown by a
+    small example, and with one by its defaults."""
+    batch: int = 1
+    """Samples in a step."""
+    set: tuple[str, ...] = ()
+    """Options of a network or family, such as num_classes=10 or hidden=[64,64]."""
+    loss: Literal["sum", "cross-entropy", "squared-error"] = "sum"
+    """What is made of the output."""
+    optimiser: Literal["adam", "adamw", "momentum", "sgd"] = "adam"
+    memory: str | None = None
+    """Say how large a batch may be in this much, such as 16GiB."""
+    device: str | None = None
+    """Where the step would be taken; without it where the model is, or the GPU if there is one."""
+    time: bool = True
+    """Measure this machine for a second to predict the time of a step."""
+    json: bool = False
+    """Print one object."""
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"--batch {self.batch}", expected="at least 1", fix="--batch 32")
+        for text in self.input:
+            parse_shape(text)
+        for text in self.set:
+            if "=" not in text:
+                raise InputError(f"--set {text}", expected="NAME=VALUE", fix="--set num_classes=10")
+        if self.memory is not None:
+            parse_memory(self.memory)
+
+
+def parse_shape(text: str) -> tuple[tuple[int, ...], str]:
+    """Sizes and the name of a type, empty without one."""
+    sizes, _, kind = text.partition(":")
+    if not re.fullmatch(r"\d+([,x]\d+)*|", sizes) or (kind and kind not in TYPES):
+        raise InputError(
+            f"--input {text}",
+            expected=f"sizes of one sample, then perhaps one of {', '.join(TYPES)}",
+            fix="--input 3,224,224 or --input 128:int64",
+        )
+    return tuple(int(size) for size in re.split("[,x]", sizes) if size), kind
+
+
+def parse_memory(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = match[2].upper() if match else ""
+    if match is None or (unit not in SIZES and f"{unit}B" not in SIZES):
+        raise InputError(f"--memory {text}", expected="a size such as 16GiB or 800MB", fix="--memory 16GiB")
+    return int(float(match[1]) * SIZES.get(unit, SIZES.get(f"{unit}B", 1)))
+
+
+def main(words: Sequence[str]) -> int:
+    options = parse(ExplainOptions, words, prog="quire explain")
+    model, example = find(options)
+    from quire.doctor.budget import largest_batch
+    from quire.doctor.costs import explain
+    from quire.doctor.machine import measure_machine
+
+    inputs = given_inputs(options, model) if options.input else example
+    if inputs is None:
+        raise InputError(
+            f"no shape of an input for {options.model}",
+            expected="sizes of one sample, without the batch",
+            fix=f"quire explain {options.model} --input 3,224,224",
+        )
+    settings: dict[str, Any] = {
+        "loss": options.loss, "optimiser": options.optimiser, "device": options.device,
+    }  # fmt: skip
+    costs = explain(model, inputs, **settings)
+    if options.time:
+        machine = measure_machine(costs.device, {operation.dtype for operation in costs.operations})
+        costs = costs.on(machine)
+    fit = None
+    if options.memory is not None:
+        fit = largest_batch(model, inputs, parse_memory(options.memory), **settings)
+    show(options, costs, fit)
+    return 0
+
+
+def show(options: ExplainOptions, costs: Costs, fit: Fit | None) -> None:
+    if options.json:
+        print_json(as_plain(options, costs, fit))
+        return
+    columns, rows = costs.table()
+    print_table(columns, rows)
+    print()
+    for name, text in costs.totals():
+        print(f"{name.ljust(12)} {text}")
+    if fit is not None:
+        print(fit)
+
+
+def as_plain(options: ExplainOptions, costs: Costs, fit: Fit | None) -> dict[str, Any]:
+    sizes = ("parameters", "trained", "forward_flops", "backward_flops", "parameter_bytes", "buffer_bytes")
+    more = ("input_bytes", "gradient_bytes", "optimiser_bytes", "activation_bytes", "peak_bytes")
+    attention = ("attention_flops", "attention_bytes", "seconds", "optimiser", "device", "notes")
+    found: dict[str, Any] = {"model": options.model, "batch": options.batch}
+    found |= {name: getattr(costs, name) for name in (*sizes, *more, *attention)}
+    found["peaks"] = {phase: {"bytes": size, "layer": layer} for phase, (size, layer) in costs.peaks.items()}
+    found["layers"] = [vars(layer) for layer in costs.layers]
+    if fit is not None:
+        found["fit"] = vars(fit)
+    return found
+
+
+def find(options: ExplainOptions) -> tuple[nn.Module, Any]:
+    """The model, and inputs of its own where it has some."""
+    word = options.model
+    if is_object(word):
+        refuse_options(options)
+        return from_object(word), None
+    if Path(word).is_dir() or "/" in word:
+        refuse_options(options)
+        return from_run(Path(word), options.batch)
+    return from_name(word, options)
+
+
+def refuse_options(options: ExplainOptions) -> None:
+    if options.set:
+        raise InputError(
+            f"--set {options.set[0]} for {options.model}",
+            expected="options for a network or family by its name alone",
+            fix="leave --set out",
+        )
+
+
+def from_object(word: str) -> nn.Module:
+    from torch import nn
+
+    found = typed_object(word)
+    made = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"{word} gives {type(made).__name__}",
+            expected="a torch.nn.Module, or a function without arguments that returns one",
+            fix="write a function that builds the model and name it here",
+        )
+    return made
+
+
+def from_name(word: str, options: ExplainOptions) -> tuple[nn.Module, Any]:
+    import torch
+
+    from quire.models import BUILDERS, MODELS, build_model
+
+    given = {name: read_value(value) for name, _, value in (text.partition("=") for text in options.set)}
+    if word not in BUILDERS and word not in MODELS:
+        raise unknown_name("model", word, {*BUILDERS, *MODELS})
+    with torch.device("meta"):  # shapes are all that counts
+        if word in BUILDERS:
+            return BUILDERS[word](**given), None
+        example, config = MODELS[word].example, dict(MODELS[word].example.config)
+        if options.input:  # the example's other options belong to its own small input
+            config = {field.name: config[field.name] for field in required(MODELS[word].config, config)}
+        config |= given
+        model = build_model({"model": word, **config})
+    vocabularies = [name for name in ("vocab_size", "source_vocab", "target_vocab") if name in config]
+    dtype = torch.int64 if vocabularies else torch.float32
+    shape = (options.batch, *example.input_shape)
+    parts = max(len(vocabularies), 1)
+    return model, tuple(torch.empty(shape, dtype=dtype, device="meta") for _ in range(parts))
+
+
+def required(config: type[Any], known: Mapping[str, Any]) -> Iterator[Field[Any]]:
+    """Fields without a default that have a known value."""
+    for field in fields(config):
+        if field.default is MISSING and field.default_factory is MISSING and field.name in known:
+            yield field
+
+
+def read_value(text: str) -> Any:
+    """A JSON value, or the word itself."""
+    try:
+        return json_text.loads(text)
+    except ValueError:
+        return text
+
+
+def from_run(folder: Path, batch: int) -> tuple[nn.Module, Any]:
+    require_run(folder)
+    from torch import nn
+
+    from quire.data.images import ImagePreparation
+    from quire.data.preparation import Preparation
+    from quire.export import sample_inputs
+    from quire.runs import load
+
+    run = load(folder)
+    model = getattr(run.task, "model", None)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"a run of '{run.config['recipe']}' has no single network",
+            expected="a run with one model",
+            fix="name one of its networks: quire explain NAME",
+        )
+    sample = sample_inputs(run, batch)
+    if isinstance(run.preparation, Preparation):
+        sample = run.preparation.module()(sample)
+    return model, sample.float() if isinstance(run.preparation, ImagePreparation) else sample
+
+
+def given_inputs(options: ExplainOptions, model: nn.Module) -> tuple[Tensor, ...]:
+    import torch
+    from torch import nn
+
+    reads = any(isinstance(module, nn.Embedding) for module in model.modules())
+    inputs = []
+    for text in options.input:
+        sizes, kind = parse_shape(text)
+        kind = kind or ("int64" if reads and len(sizes) == 1 else "float32")
+        inputs.append(torch.empty((options.batch, *sizes), dtype=getattr(torch, kind), device="meta"))
+    return tuple(inputs)

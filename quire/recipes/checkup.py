@@ -1,0 +1,102 @@
+"""The doctor's look at a run: its records, its network as it was at first and as it was left, its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quire.data.batch import Batch, Data, epoch_order
+from quire.doctor.case import TaskCase
+from quire.doctor.course import Baseline, Course
+from quire.doctor.examine import examine_case
+from quire.doctor.findings import Finding
+from quire.doctor.probe import gradient_noise, recurrent_sizes
+from quire.doctor.verdict import Verdict, check_silenced, judge
+from quire.doctor.watch import Look, look
+from quire.recipes.base import DescentOptions
+from quire.recipes.plan import Plan
+from quire.train import StatisticsTask
+from quire.train.keeping import Record
+from quire.train.task import Task
+
+BATCHES, ROWS = 4, 64
+
+
+def check_up(
+    plan: Plan,
+    trained: Task,
+    records: Sequence[Record],
+    result: Mapping[str, Any] | None,
+    *,
+    silence: Sequence[str] = (),
+) -> Verdict:
+    """The verdict on a run. `plan` has its task as it was before the first step, and its data."""
+    check_silenced(silence)
+    options = plan.options
+    course = Course.of_history(
+        records,
+        ended=result is not None,
+        keeps_best=not isinstance(options, DescentOptions) or options.train.restore == "best",
+        warnings=trained.warnings(list(records)),
+        baseline=baseline(plan, result),
+        players=len(trained.players),
+    )
+    before: list[Finding] = []
+    if isinstance(options, DescentOptions) and not isinstance(trained, StatisticsTask):
+        course.optimiser, course.step_size = options.optim.name.upper(), options.optim.lr
+        course.momentum = options.optim.momentum
+        last = course.train[-1][0] if course.train else 0
+        for player in trained.players:
+            found = look_at_player(plan, trained, player, course, last)
+            before += [finding for finding in found if finding.code not in silence]
+    return judge(course, silence=silence, before=before)
+
+
+def look_at_player(plan: Plan, trained: Task, player: str, course: Course, last: int) -> list[Finding]:
+    """Findings at the first weights; what both look like goes into the course."""
+    device = trained.device
+    few = batches(plan.data.train, plan.options.seed, device)
+    validation = batches(plan.data.validation, plan.options.seed, device) if plan.data.validation else []
+    fresh = TaskCase(plan.task.to(device), few, player, plan.options.seed, validation)
+    found = list(examine_case(fresh))
+    kept = TaskCase(trained, few, player, plan.options.seed)
+    for case, step in ((fresh, 0), (kept, last)):
+        seen = look_at(case, step)
+        if seen is not None and (player == trained.players[0] or not course.looks):
+            course.looks.append(seen)
+    if player == trained.players[0] and kept.trains:
+        course.recurrent = recurrent_sizes(kept.model)
+        course.noise = gradient_noise(kept, kept.model)
+    return found
+
+
+def look_at(case: TaskCase, step: int) -> Look | None:
+    """None where the task cannot be run through with a gradient, such as one that remembers its rows."""
+    if not case.trains:
+        return None
+    with case.drawing():
+        return look(case.model, lambda: case.loss_of(case.model, case.first), step)[0]
+
+
+def batches(data: Data, seed: int, device: torch.device) -> list[Batch]:
+    rows = epoch_order(len(data), seed, -2)[: BATCHES * ROWS]
+    return [batch.to(device) for batch in data.batches(rows, min(ROWS, len(rows)))]
+
+
+def baseline(plan: Plan, result: Mapping[str, Any] | None) -> Baseline | None:
+    """What the most frequent class, or the mean, would reach on the training part."""
+    measures = ((result or {}).get("measures") or {}).get("train") or {}
+    target = getattr(plan.data.train, "fields", {}).get("target")
+    if target is None or not plan.data.preparation.targets or len(plan.data.preparation.targets) > 1:
+        return None
+    kind = plan.data.preparation.targets[0].kind
+    if kind == "classification" and "accuracy" in measures and target.ndim == 1:
+        known = target[target >= 0].long()
+        most = int(known.bincount().max()) / max(len(known), 1)
+        if most < 1:
+            return Baseline("accuracy", most, float(measures["accuracy"]), "the most frequent class", True)
+    if kind == "regression" and measures.get("r2") is not None:
+        return Baseline("r2", 0.0, float(measures["r2"]), "the mean of the targets", True)
+    return None
