@@ -77,7 +77,13 @@ class Pair:
         return Pair(tuple(part[:rows] for part in self.inputs), self.target[:rows])
 
     @classmethod
+    def of_task(cls, batch: Batch) -> Pair:
+        return cls((batch.inputs,), batch.fields.get("target"), batch)
+
+    @classmethod
     def of(cls, batch: Any) -> Pair:
+        if isinstance(batch, Batch):
+            return cls.of_task(batch)
         if isinstance(batch, Mapping) and {"inputs", "target"} <= set(batch):
             return cls((batch["inputs"],), batch["target"])
         if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) >= 2:
@@ -104,6 +110,7 @@ class Case:
         self.original, self.loss, self.optimisers, self.seed = model, loss, tuple(optimisers), seed
         self.batches = [self.pair(batch) for batch in islice(iter(batches), MOST_BATCHES)]
         self.validation = [self.pair(batch) for batch in islice(iter(validation), MOST_BATCHES)]
+        self.source, self.validation_source = batches, validation
         self.rows = row_count(batches)
         if not self.batches:
             raise InputError("no batch", expected="at least one", fix="check the loader and its data set")
@@ -234,7 +241,7 @@ class TaskCase(Case):
         super().__init__(task, added, batches, seed=seed, validation=validation)
 
     def pair(self, batch: Any) -> Pair:
-        return Pair((batch.inputs,), batch.fields.get("target"), batch)
+        return Pair.of_task(batch)
 
     @cached_property
     def model(self) -> nn.Module:

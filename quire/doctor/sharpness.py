@@ -35,8 +35,10 @@ FIRST_PRODUCTS = 8
 """Of the first look, which has no vector to start from."""
 PRODUCT_COST = 3.0
 """Of a product in steps on as many rows, until it is measured."""
+TOLERANCE = 1e-6
+"""No product is saved: where the old direction has converged, the rest search for one that overtakes it."""
 NOISE = 0.05
-"""Share of a new random direction in the start, so that an eigenvalue that overtakes the old one is seen."""
+"""Share of a new random direction in the start, without which a new one would never be found."""
 
 
 class Look(NamedTuple):
@@ -120,6 +122,10 @@ class Sharpness:
         if self.steps - self._last_step < self.every:
             return False
         elapsed = now - self._began
+        if math.isinf(self.budget):
+            return True
+        if elapsed <= 0:
+            return False
         if self._last_cost is None:
             a_step = (elapsed - self.spent) / max(self.steps - 1, 1)
             cost = FIRST_PRODUCTS * PRODUCT_COST * a_step * share_of_rows
@@ -137,14 +143,13 @@ class Sharpness:
             if self._vector is not None:
                 start = self._vector + NOISE * start / start.norm()
             most = FIRST_PRODUCTS if first else self.products
-            found = largest_eigenvalue(hessian, most=most, start=start)
+            found = largest_eigenvalue(hessian, TOLERANCE, most, start=start)
         self._vector = found.vector
         limit = 2 / found.value if found.value > 0 else math.inf
         self.history.append(Look(self.steps, found.value, limit, found.error))
         cost = self._now() - began
         self.spent += cost
-        # The first look takes more products than those to come.
-        self._last_cost = cost * (min(1.0, self.products / found.products) if first else 1.0)
+        self._last_cost = cost
         self._last_step = self.steps
         return self.history[-1]
 
@@ -158,13 +163,13 @@ class Sharpness:
 @contextlib.contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
     """Random numbers and buffers (the statistics of batch norm) are put back afterwards."""
-    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
         with torch.no_grad():
-            for buffer, before, version in buffers:
-                if buffer._version != version:
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
                     buffer.copy_(before)

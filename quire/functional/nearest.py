@@ -5,9 +5,10 @@ N rows, D features, K centres, n rows of a chunk; x a row, c a centre, s a shift
 
 The smallest of ‖c‖² − 2x·c is looked for in float32, with s taken off both, in chunks that stay in a core's
 cache. Only two reductions touch all scores: the smallest of each group and the smallest of each place in a
-group. Two centres differ in one or the other, so these (G + L, n) numbers tell which centre is nearest and
-whether another comes close. A row for which one comes closer than rounding can tell apart is decided again in
-float64, in the end by differences, the lower number winning an exact tie. So labels are those of float64.
+group. Two centres differ in one or the other, so of these (G + L, n) numbers exactly two are as small as the
+best where no other centre comes close, and their places are its number. A row for which one comes closer than
+rounding can tell apart is decided again in float64, in the end by differences, the lower number winning an
+exact tie. So labels are those of float64.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PIECE_NUMBERS = {"cpu": 2**17, "other": 2**23}
 ROWS_PER_THREAD = 2**14
 # Relative error of one float32 operation.
 ROUNDING = 2.0**-24
-# More than any score, and still finite when its lowest bits are replaced.
+# More than any score.
 FAR = 3e38
 # Doubts below it come from scores that float32 has lost digits of, or all.
 SMALLEST = 1e-30
@@ -76,10 +77,54 @@ def cluster_sums(
     weights: Tensor | None = None,
     shift: Tensor | None = None,
     radius: float | None = None,
+    tally: Tally | None = None,
     backend: Backend = "auto",
 ) -> ClusterSums:
-    """Labels, sums and counts of the rows under these centres: (N, D), (K, D), (N,) → (N,), (K, D), (K,)."""
-    return _search(rows, centres, weights, shift, radius, backend, collect=True)
+    """Labels, sums and counts of the rows under these centres: (N, D), (K, D), (N,) → (N,), (K, D), (K,).
+
+    With a `tally` of the same rows, which have no weights, only those are added that have changed sides.
+    """
+    if tally is None:
+        return _search(rows, centres, weights, shift, radius, backend, collect=True)
+    labels = _search(rows, centres, None, shift, radius, backend, collect=False).labels
+    return ClusterSums(labels, *tally.update(labels))
+
+
+class Tally:
+    """Sums of rows (N, D) by their labels, kept from one set of centres to the next.
+
+    Rows are added as whole numbers of a unit that is far below their rounding: whole numbers add up alike in
+    any order, so that a sum which rows have come to and gone from is the sum of those that are there.
+    """
+
+    def __init__(self, rows: Tensor, clusters: int, shift: Tensor, radius: float) -> None:
+        self.rows = rows
+        # Of 62 bits, what the number of rows leaves for each of them.
+        exponent = 61 - max(len(rows), 1).bit_length() - math.frexp(max(radius, 1e-300))[1]
+        self.unit = 2.0 ** -max(min(exponent, 1000), -1000)
+        self.shift = (shift.double() / self.unit).round() * self.unit
+        self.labels = torch.full((len(rows),), clusters, dtype=torch.int64, device=rows.device)
+        # The last is of rows that have no label yet, and is left out.
+        self.totals = torch.zeros(clusters + 1, rows.shape[1], dtype=torch.int64, device=rows.device)
+
+    def update(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """S_k (K, D) and n_k (K,) under these labels."""
+        threads = min(torch.get_num_threads(), 1 + len(labels) // ROWS_PER_THREAD)
+        shares = list(spans(len(labels), max(1, -(-len(labels) // threads))))
+        self.totals += torch.stack(together([partial(self._moves, share, labels) for share in shares])).sum(0)
+        self.labels = labels
+        counts = torch.bincount(labels, minlength=len(self.totals) - 1).double()
+        return self.totals[:-1].double() * self.unit + counts[:, None] * self.shift, counts
+
+    def _moves(self, share: slice, labels: Tensor) -> Tensor:
+        """What the rows of a share bring to each cluster by changing sides."""
+        changed = (labels[share] != self.labels[share]).nonzero()[:, 0] + share.start
+        gained = torch.zeros_like(self.totals)
+        for part in pieces(changed, self.rows.shape[1]):
+            numbers = changed[part]
+            row = self.rows[numbers].double().sub_(self.shift).mul_(1 / self.unit).round_().long()
+            gained.index_add_(0, labels[numbers], row).index_add_(0, self.labels[numbers], row, alpha=-1)
+        return gained
 
 
 def _search(
@@ -112,14 +157,14 @@ def _search(
     with one_thread(threads > 1):
         screen = Screen(rows, centres, shift, weights, radius, collect=collect)
         sums = screen.run(max(threads, 1))
-        labels, doubtful = screen.labels, screen.doubtful()
-        if len(doubtful):
-            before, after = labels[doubtful], decide(rows[doubtful], centres, shift)
-            labels[doubtful] = after
+        labels, unsure = screen.labels, screen.unsure()
+        if len(unsure):
+            before, after = labels[unsure], screen.settled(unsure)
+            labels[unsure] = after
             changed = after != before
             if collect and bool(changed.any()):
                 # Rows that change sides take their sums with them.
-                moved, old, new = doubtful[changed], before[changed], after[changed]
+                moved, old, new = unsure[changed], before[changed], after[changed]
                 weighted = rows[moved].double() * (1 if weights is None else weights[moved, None])
                 sums.index_add_(0, old, weighted, alpha=-1).index_add_(0, new, weighted)
         counts = torch.bincount(labels, weights, minlength=len(centres)) if collect else sums[:, 0]
@@ -137,7 +182,8 @@ class _Room(NamedTuple):
     size: int
     scores: Tensor
     least: Tensor
-    above: Tensor
+    hits: Tensor
+    best: Tensor
     near: Tensor
     wide: Tensor
 
@@ -172,10 +218,12 @@ class Screen:
         self.biases = torch.full((cells, 1), FAR, dtype=torch.float32, device=device)
         self.codes[:k] = -2 * moved
         self.biases[:k, 0] = moved.square().sum(1)
-        self.digits = 1 << (self.groups - 1).bit_length()
-        self.numbers = torch.arange(self.groups, dtype=torch.int32, device=device)[:, None]
+        # What a hit counts for: the number of its group or place, and one.
+        steps = torch.arange(self.groups, dtype=torch.float32, device=device)
+        numbers = torch.cat([steps * self.places, steps])
+        self.meaning = torch.stack([numbers, torch.ones_like(numbers)])
         self.labels = torch.empty(len(rows), dtype=torch.int64, device=device)
-        self.margin = torch.empty(len(rows), dtype=torch.float32, device=device)
+        self.hits = torch.empty(len(rows), dtype=torch.float32, device=device)
         # What two scores can be wrong by together, for a row of norm 1 and of norm 0.
         self.slope = 2.02 * ROUNDING * (d + 8) * 2 * reach
         self.offset = 2.02 * ROUNDING * 8 * reach**2
@@ -192,7 +240,7 @@ class Screen:
         return (rows - self.shift).float() if self.is_shifted else rows
 
     def run(self, threads: int = 1) -> Tensor:
-        """Labels and margins are written; sums (G·L, D) come back."""
+        """Labels and numbers of hits are written; sums (G·L, D) come back."""
         shares = list(spans(len(self.rows), max(1, -(-len(self.rows) // threads))))
         rooms = [self._room(share.stop - share.start) for share in shares]
         jobs = [partial(self.over, share, room) for share, room in zip(shares, rooms, strict=True)]
@@ -209,6 +257,7 @@ class Screen:
             self.biases.new_empty(cells * size),
             self.biases.new_empty(2 * self.groups * size),
             self.biases.new_empty(2 * self.groups * size),
+            self.biases.new_empty(3 * size),
             self.biases.new_empty(size, d) if self.is_shifted else self.biases,
             self.centres.new_empty(size, d),
         )
@@ -228,18 +277,19 @@ class Screen:
             else:
                 torch.addmm(self.biases, self.codes, moved.T, out=scores)
             grid = scores.view(self.groups, self.places, n)
-            least, above = (part[: 2 * self.groups * n].view(2, -1, n) for part in (room.least, room.above))
-            torch.amin(grid, 1, out=least[0])
-            torch.amin(grid, 0, out=least[1, : self.places])
+            least, hits = (part[: 2 * self.groups * n].view(-1, n) for part in (room.least, room.hits))
+            torch.amin(grid, 1, out=least[: self.groups])
+            torch.amin(grid, 0, out=least[self.groups : self.groups + self.places])
             if self.places < self.groups:
-                least[1, self.places :] = FAR
-            # How far each lies above the best, plus its number, which is all that remains of the best.
-            torch.sub(least, least[0].amin(0), out=above)
-            bits = above.view(torch.int32).add_(self.numbers)
-            group, number = bits.amin(1).bitwise_and_(self.digits - 1)
-            torch.add(number, group, alpha=self.places, out=label)
-            torch.amin(above.clamp_max_(2 * self.doubt).sum(1), 0, out=self.margin[place])
+                least[self.groups + self.places :] = FAR
+            best, found = room.best[:n], room.best[n : 3 * n].view(2, n)
+            torch.amin(least[: self.groups], 0, out=best)
+            torch.le(least, best.add_(self.doubt), out=hits)
+            torch.mm(self.meaning, hits, out=found)
+            label.copy_(found[0])
+            self.hits[place] = found[1]
             if self.collect:
+                label.clamp_(max=cells - 1)  # where several centres hit, the sum of their numbers is none
                 if self.weights is not None:
                     rows = torch.mul(rows, self.weights[place, None], out=room.wide[:n])
                 elif rows.dtype != torch.float64:
@@ -247,19 +297,25 @@ class Screen:
                 sums.index_add_(0, label, rows)
         return sums
 
-    def doubtful(self) -> Tensor:
-        """Numbers of the rows where a second centre comes closer than rounding can tell apart.
+    def unsure(self) -> Tensor:
+        """Numbers of the rows where a second centre comes closer than rounding could hide for the largest
+        row."""
+        return (self.hits != 2).nonzero()[:, 0]
 
-        The margin is Σ min(score − best, 2·doubt) over the groups, or over the places if that is less:
-        2·doubt for each but the best, less by `doubt` or more where another lies within `doubt` of it.
-        """
-        usual = 2 * (self.groups - 1) * self.doubt
-        found = (~(self.margin >= usual - 0.5 * self.doubt)).nonzero()[:, 0]
-        # The largest row decided what is close; each of these is now asked about its own size.
-        lead = self.margin[found] - (usual - 2 * self.doubt)
-        norm = torch.linalg.vector_norm(self._near(self.rows[found]), dim=1)
-        own = 1.25 * (self.slope * norm + self.offset) + 64 * self.groups * ROUNDING * self.doubt
-        return found[~(lead > own)]
+    def settled(self, numbers: Tensor) -> Tensor:
+        """Labels of those rows: each is asked about its own size, and in float64 where that tells nothing."""
+        labels = torch.empty_like(numbers)
+        for part in pieces(numbers, max(self.codes.shape)):
+            rows = self.rows[numbers[part]]
+            near = self._near(rows)
+            scores = torch.addmm(self.biases, self.codes, near.T)
+            best, label = scores.min(0)
+            own = self.slope * torch.linalg.vector_norm(near, dim=1) + self.offset
+            close = ((scores <= best + own).sum(0) != 1) | ~(own > SMALLEST)
+            if bool(close.any()):
+                label[close] = decide(rows[close], self.centres, self.shift)
+            labels[part] = label
+        return labels
 
 
 def decide(rows: Tensor, centres: Tensor, shift: Tensor) -> Tensor:

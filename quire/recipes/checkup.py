@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from quire.data.batch import Batch, Data, epoch_order
+from quire.data.batch import Batch, Data, as_judged, epoch_order, ordered
 from quire.doctor.case import TaskCase
 from quire.doctor.course import Baseline, Course
 from quire.doctor.examine import examine_case
@@ -60,6 +60,7 @@ def look_at_player(plan: Plan, trained: Task, player: str, course: Course, last:
     few = batches(plan.data.train, plan.options.seed, device)
     validation = batches(plan.data.validation, plan.options.seed, device) if plan.data.validation else []
     fresh = TaskCase(plan.task.to(device), few, player, plan.options.seed, validation)
+    fresh.source, fresh.validation_source = Whole(plan.data.train), Whole(plan.data.validation)
     found = list(examine_case(fresh))
     kept = TaskCase(trained, few, player, plan.options.seed)
     for case, step in ((fresh, 0), (kept, last)):
@@ -70,6 +71,16 @@ def look_at_player(plan: Plan, trained: Task, player: str, course: Course, last:
         course.recurrent = recurrent_sizes(kept.model)
         course.noise = gradient_noise(kept, kept.model)
     return found
+
+
+class Whole:
+    """All rows of a part, batch by batch; as often as they are asked for."""
+
+    def __init__(self, data: Data | None) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(()) if self.data is None else ordered(as_judged(self.data), 16 * ROWS)
 
 
 def look_at(case: TaskCase, step: int) -> Look | None:

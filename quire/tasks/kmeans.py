@@ -32,7 +32,7 @@ from quire.functional.clusters import (
     relocate_empty,
     squared_distances,
 )
-from quire.functional.nearest import Backend, cluster_sums, nearest_centres, pieces, takes_kernels
+from quire.functional.nearest import Backend, Tally, cluster_sums, nearest_centres, pieces, takes_kernels
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
 
@@ -105,6 +105,7 @@ class KMeansTask(StatisticsTask):
         self.trace: list[list[float]] = []
         """J of all starts, sweep by sweep; infinite before a start's first."""
         self._known: _Control | None = None
+        self._tallies: dict[int, Tally] = {}
 
     centres: Tensor
     """(R, K, D)"""
@@ -171,6 +172,7 @@ class KMeansTask(StatisticsTask):
             buffer.zero_()
         self.trace = []
         self._known = None
+        self._tallies = {}
 
     def load_state_dict(self, *given: Any, **options: Any) -> Any:
         self._known = None
@@ -235,8 +237,9 @@ class KMeansTask(StatisticsTask):
             if not now.active[r]:
                 continue
             found = cluster_sums(
-                x, self.centres[r], weights=weights, shift=self.shift, radius=now.radius, backend=self.backend
-            )
+                x, self.centres[r], weights=weights, shift=self.shift, radius=now.radius,
+                tally=self._tally(r, batch) if weights is None else None, backend=self.backend,
+            )  # fmt: skip
             sums[r], counts[r] = found.sums, found.counts
             if now.wanted[r]:
                 some = farthest_rows(x, self.centres[r], found.labels, int(now.wanted[r]), weights=weights)
@@ -246,6 +249,18 @@ class KMeansTask(StatisticsTask):
         layout = torch.ones_like(self.layout)
         layout[:1].fill_(len(x))
         return {"sums": sums, "counts": counts, "layout": layout} | ({"far": far} if most else {})
+
+    def _tally(self, start: int, batch: Batch) -> Tally | None:
+        """The sums of the last sweep, where all rows lie in a CPU's memory as they are."""
+        rows = as_rows(batch.inputs)
+        place = rows.data_ptr()
+        if rows.device.type != "cpu" or len(rows) != self._control().rows or place != batch.inputs.data_ptr():
+            return None
+        kept = self._tallies.get(start)
+        if kept is None or kept.rows.data_ptr() != place:
+            kept = Tally(rows, self.clusters, self.shift, self._control().radius)
+            self._tallies[start] = kept
+        return kept
 
     @torch.no_grad()
     def advance(self, totals: Mapping[str, Tensor]) -> Tensor:
@@ -285,6 +300,7 @@ class KMeansTask(StatisticsTask):
     def finish(self, data: Data, validation: Data | None) -> None:
         """J of each start's last centres, and which start is the best."""
         totals = torch.zeros_like(self.inertia)
+        self._tallies = {}
         for batch in in_order(data):
             batch = batch.to(self.shift.device)
             x, weights = as_rows(batch.inputs), batch.fields.get(WEIGHT)

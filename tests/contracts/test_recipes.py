@@ -91,6 +91,9 @@ def test_the_expected_result_is_reached_on_built_in_data(name: str, tmp_path: Pa
     outcome = execute(recipe, recipe.options(out=tmp_path / "run", quiet=True))
     assert outcome.expected_met, f"{recipe.expected}: {outcome.measures}"
     assert outcome.report.stat().st_size > 10_000
+    # What reaches its result is healthy, and the doctor has nothing to say against it.
+    verdict = load(outcome.run).diagnose()
+    assert verdict.findings.codes("error", "warning") == [], str(verdict)
 
 
 @pytest.mark.parametrize("name", tried(NAMES))

@@ -297,20 +297,31 @@ def test_the_largest_eigenvalue_is_within_a_hundredth_in_25_products(name: str) 
         assert found.products <= 25
 
 
+def test_a_start_almost_without_the_largest_direction_finds_it_all_the_same() -> None:
+    """From such a start the second eigenvalue converges first, within a bound that holds, for it."""
+    hessian = quadratic(*[0.01 * i for i in range(60)], 20.0, 30.0)
+    start = torch.ones(62, dtype=torch.float64)
+    start[-1] = 1e-4
+    hasty = largest_eigenvalue(hessian, least=1, start=start)
+    assert hasty.value == pytest.approx(20, rel=0.01)
+    assert largest_eigenvalue(hessian, start=start).value == pytest.approx(30, rel=0.01)
+
+
 def test_the_largest_eigenvalue_stops_early_starts_warm_and_tells_what_it_missed() -> None:
     values = [0.1 * i for i in range(60)] + [30.0]
     hessian = quadratic(*values)
-    cold = largest_eigenvalue(hessian)
+    cold = largest_eigenvalue(hessian, least=2)
     assert cold.value == pytest.approx(30, rel=0.01)
     torch.testing.assert_close(cold.vector.abs()[-1].item(), 1.0, rtol=0, atol=0.01)
     assert 2 <= cold.products < 25
-    assert largest_eigenvalue(hessian, start=cold.vector).products == 1
+    assert largest_eigenvalue(hessian, least=1, start=cold.vector).products == 1
+    assert largest_eigenvalue(hessian, start=cold.vector).products == 14
     # A dense end of the spectrum needs more than three products, and the bound says so.
     short = largest_eigenvalue(quadratic(*values[:-1]), tolerance=1e-6, most=3)
     assert short.products == 3
     assert min(abs(short.value - value) for value in values) <= short.error
     assert short.error > 1e-6 * short.value
-    with pytest.raises(InputError, match="most = 0(.|\n)*at least one product"):
+    with pytest.raises(InputError, match=r"most = 0(.|\n)*at least one product"):
         largest_eigenvalue(hessian, most=0)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -49,7 +50,7 @@ def test_an_eigenvalue_that_overtakes_the_old_one_is_seen() -> None:
     sharpness = Sharpness(model, value, every=1, budget=math.inf)
     sharpness.step(ROW, ROW)
     model.eigenvalues[0] = 16.0
-    for _ in range(3):
+    for _ in range(6):
         sharpness.step(ROW, ROW)
     assert sharpness.value == pytest.approx(16, rel=0.02)
 
@@ -146,21 +147,23 @@ def test_the_share_of_time_is_honoured(budget: float) -> None:
         if look is not None:
             shares.append(sharpness.share)
     assert sharpness.spent == 7 * len(sharpness.history)
-    # Only the cost of the first look must be guessed, and that of the second one from it.
-    assert max(shares[2:]) <= budget
+    # Only the cost of the first look must be guessed.
+    assert max(shares[1:]) <= budget
     assert sharpness.share > 0.8 * budget  # and it is used
     steps = [look.step for look in sharpness.history]
-    assert min(b - a for a, b in zip(steps, steps[1:], strict=False)) >= 5
+    assert min(b - a for a, b in itertools.pairwise(steps)) >= 5
 
 
 def test_every_is_the_least_distance_where_time_is_plenty() -> None:
     clock = Clock()
     sharpness = Sharpness(Parabola(1.0, 2.0), value, every=25, budget=0.02, clock=clock)
-    for _ in range(100):
+    for _ in range(2000):
         clock.seconds += 1
         sharpness.step(ROW, ROW)
-    assert [look.step for look in sharpness.history][1:] in ([50, 75, 100], [75, 100], [])
-    assert sharpness.spent == 0
+    assert len(sharpness.history) > 10
+    # Looks cost nothing here, but that is known after the first one alone, which may have to wait.
+    steps = [look.step for look in sharpness.history]
+    assert all(b - a == 25 for a, b in itertools.pairwise(steps))
 
 
 def test_reads_no_more_rows_than_asked() -> None:
@@ -182,9 +185,9 @@ def test_any_loss_through_due_and_look() -> None:
     assert [sharpness.due() for _ in range(2)] == [False, True]
     assert sharpness.look(lambda: 3 * weight.weight.square().sum()).value == pytest.approx(6)
     assert not sharpness.due()
-    with pytest.raises(InputError, match="no loss to look at(.|\n)*look"):
+    with pytest.raises(InputError, match=r"no loss to look at(.|\n)*look"):
         sharpness.step(ROW, ROW)
-    with pytest.raises(InputError, match="budget = 0(.|\n)*a share of the time"):
+    with pytest.raises(InputError, match=r"budget = 0(.|\n)*a share of the time"):
         Sharpness(weight, budget=0)
 
 

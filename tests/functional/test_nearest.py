@@ -59,20 +59,30 @@ def test_rows_that_float32_cannot_tell_apart(step: float) -> None:
     screen.run()
     wrong = (screen.labels != wanted).nonzero()[:, 0]
     assert step > 1e-7 or len(wrong) > 20, "float32 alone would do"
-    assert set(wrong.tolist()) <= set(screen.doubtful().tolist())
+    assert set(wrong.tolist()) <= set(screen.unsure().tolist())
     assert torch.equal(nearest_centres(x, centres), wanted)
 
 
-def test_doubt_is_not_cast_on_everybody() -> None:
+def test_doubt_is_not_cast_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test above would be passed by deciding all rows in float64."""
     x, centres = normal(20_000, 32, dtype=torch.float32), normal(64, 32, seed=1)
     screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
     screen.run()
-    assert len(screen.doubtful()) < 50
-    x[0] *= 1000  # a row far out does not make all others doubtful
+    assert len(screen.unsure()) < 50
+    x[0] *= 1000  # a row far out makes others unsure, and they are asked about their own size
     screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
     screen.run()
-    assert len(screen.doubtful()) < 500
+    asked = []
+    decide = nearest.decide
+
+    def counted(rows: Tensor, *rest: Tensor) -> Tensor:
+        asked.append(len(rows))
+        return decide(rows, *rest)
+
+    monkeypatch.setattr(nearest, "decide", counted)
+    labels = screen.settled(screen.unsure())
+    assert sum(asked) < 50
+    assert torch.equal(labels, by_differences(x, centres)[screen.unsure()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -132,3 +142,22 @@ def test_mistakes() -> None:
         nearest_centres(torch.ones(3, 2), torch.ones(0, 2))
     with pytest.raises(InputError, match="did you mean 'triton'"):
         nearest_centres(torch.ones(3, 2), torch.ones(4, 2), backend="tritn")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_a_tally_is_the_sum_of_the_rows_that_are_there(dtype: torch.dtype, far: float) -> None:
+    """However rows have come and gone: bit by bit that of a new tally, and nearly that of float64."""
+    x = normal(40_000, 5, dtype=dtype) + far
+    shift = x.double().mean(0)
+    radius = float((x.double() - shift).norm(dim=1).max())
+    kept = nearest.Tally(x, 7, shift, radius)
+    for seed in range(6):
+        centres = normal(7, 5, seed=seed) + far
+        found = nearest.cluster_sums(x, centres, shift=shift, tally=kept)
+        new = nearest.cluster_sums(x, centres, shift=shift, tally=nearest.Tally(x, 7, shift, radius))
+        plain = nearest.cluster_sums(x, centres, shift=shift)
+        assert torch.equal(found.labels, plain.labels)
+        assert torch.equal(found.sums, new.sums)
+        assert torch.equal(found.counts, plain.counts)
+        torch.testing.assert_close(found.sums, plain.sums, rtol=1e-12, atol=1e-9 * (1 + far))

@@ -114,5 +114,5 @@ def write_data(recipe: Recipe, folder: Path, seed: int = 0) -> Path:
 
 def target_for(recipe: Recipe) -> str:
     return {
-        "classes": "kind", "two classes": "label", "values": "value", "any": "kind", "several": "label,value",
+        "classes": "kind", "two classes": "label", "values": "value", "any": "kind", "several": "value,label",
     }[recipe.targets]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,33 +13,44 @@ from torch import Tensor
 from quire.doctor.case import Case, Pair
 from quire.doctor.findings import CHECKS, Finding
 
+SECONDS = 0.5
+"""For comparing the rows of two parts."""
+
 
 @CHECKS.register("rows-in-both-splits")
 def rows_in_both_splits(case: Case) -> Iterator[Finding]:
-    known = dict(enumerated(case.batches))
-    shared = [(place, known[key]) for key, place in enumerated(case.validation) if key in known]
-    total = sum(len(pair.inputs[0]) for pair in case.validation if sized(pair))
-    # A few rows of small tables are equal by chance.
-    if shared and len(shared) > 0.02 * total:
-        (there, here) = shared[0]
+    if not case.validation:
+        return
+    training = list(fingerprints(case.batches, case.source))
+    known = dict(training)
+    judged = list(fingerprints(case.validation, case.validation_source))
+    shared = [(place, known[key]) for key, place in judged if key in known]
+    # Where rows are equal within the training part as well, some are equal by chance.
+    repeated = 1 - len(known) / max(len(training), 1)
+    if len(shared) > (0.02 + 2 * repeated) * len(judged):
+        there, here = shared[0]
         yield Finding(
             "error",
             "rows of the validation part are also trained on",
             f"validation, batch {there[0]}, row {there[1]}",
-            f"{len(shared)} of {total} rows that were compared; this one is batch {here[0]}, row "
-            f"{here[1]} of the training part",
+            f"{len(shared)} of {len(judged)} rows that were compared with {len(training)}; this one is batch "
+            f"{here[0]}, row {here[1]} of the training part",
             "split before rows are repeated, augmented or windowed, and keep groups together",
         )
 
 
-def enumerated(pairs: list[Pair]) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    """A fingerprint of the inputs of each row, and its batch and place."""
-    for number, pair in enumerate(pairs):
-        if sized(pair):
-            rows = pair.inputs[0].detach().cpu().contiguous()
-            for place, row in enumerate(rows):
-                numbers = (row.float() if row.dtype == torch.bfloat16 else row).numpy()
-                yield hashlib.blake2b(numbers.tobytes(), digest_size=16).digest(), (number + 1, place)
+def fingerprints(pairs: list[Pair], source: Any) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """Of the inputs of each row, and its batch and place; all batches of what can be gone through again, as
+    long as that takes no time."""
+    until = time.perf_counter() + SECONDS
+    again = source is not None and not isinstance(source, Iterator)
+    for number, batch in enumerate(source if again else pairs):
+        pair = batch if isinstance(batch, Pair) else Pair.of(batch)
+        if not sized(pair) or (number >= len(pairs) and time.perf_counter() > until):
+            return
+        for place, row in enumerate(pair.inputs[0].detach().cpu().contiguous()):
+            numbers = (row.float() if row.dtype == torch.bfloat16 else row).numpy()
+            yield hashlib.blake2b(numbers.tobytes(), digest_size=16).digest(), (number + 1, place)
 
 
 @CHECKS.register("rows-masked")

@@ -1,0 +1,137 @@
+"""`quire doctor`, on runs and on models that Quire has never seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STRANGER = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(6, 16)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.hidden(x)))
+
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target)
+
+
+def loader():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        x = torch.randn(32, 6, generator=generator)
+        yield x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
+def healthy():
+    torch.manual_seed(0)
+    return Net(), loss, loader()
+
+
+def creeping():
+    torch.manual_seed(0)
+    net = Net()
+    return net, loss, loader(), torch.optim.SGD(net.parameters(), 1e-6)
+
+
+def squashed():
+    torch.manual_seed(0)
+    return nn.Sequential(Net(), nn.Softmax(1)), loss, loader()
+
+
+def plain():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "stranger.py").write_text(STRANGER, encoding="utf-8")
+    rows = [f"{i % 7},{(3 * i) % 5},{'yes' if i % 7 > 3 else 'no'}" for i in range(140)]
+    (tmp_path / "rows.csv").write_text("a,b,answer\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_healthy_stranger(stranger: Path, quire: Any) -> None:
+    found = quire("doctor", "stranger.py:healthy", "--out", "page.html")
+    assert found.code == 0, found.error
+    assert found.out.startswith("It learns: the loss went from ")
+    assert "curvature: Gradient descent diverges above a step size of " in found.out
+    page = (stranger / "page.html").read_text(encoding="utf-8")
+    assert "It learns: the loss went from" in page
+    assert page.count("<svg") >= 4
+    assert quire("doctor", "stranger:healthy", "--strict").code == 0
+
+
+def test_what_is_wrong_with_a_stranger_is_said_first(stranger: Path, quire: Any) -> None:
+    found = quire("doctor", "stranger.py:squashed", "--json", "--no-curvature")
+    answer = json.loads(found.out)
+    assert found.code == 0
+    assert answer["verdict"].startswith(
+        "Cross-entropy is given probabilities, and takes their softmax, at 1: "
+    )
+    assert answer["findings"][0]["code"] == "softmax-before-cross-entropy"
+    assert quire("doctor", "stranger.py:squashed", "--strict").code == 1
+    silenced = quire("doctor", "stranger.py:squashed", "--silence", "softmax-before-cross-entropy", "--json")
+    assert "softmax-before-cross-entropy" not in silenced.out
+    creeps = quire("doctor", "stranger.py:creeping")
+    assert creeps.out.startswith("The step is too small, at SGD, step size 1e-06: use a step size of about ")
+
+
+def test_a_model_on_a_file_of_ones_own(stranger: Path, quire: Any) -> None:
+    found = quire("doctor", "stranger.py:plain", "--data", "rows.csv", "--target", "answer", "--lr", "0.01")
+    assert found.code == 0, found.error
+    assert found.out.startswith("It learns: ")
+    large = quire("doctor", "stranger.py:plain", "--data", "rows.csv", "--lr", "300", "--optimiser", "sgd")
+    assert large.out.startswith("The step is too large, at SGD, step size 300: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stranger.py:nothing"], "stranger.py:nothing gives int"),
+        (["stranger.py:helthy"], "did you mean 'healthy'?"),
+        (["strangr.py:healthy"], "no such file"),
+        (["stranger.py:plain"], "a model without batches"),
+        (["stranger.py:healthy", "--silence", "dead-unit"], "unknown check 'dead-unit'"),
+        (["stranger.py:healthy", "--lr", "-1"], "--lr -1"),
+        (["stranger.py:healthy", "--out", "nowhere/page.html"], "there is no folder nowhere"),
+        (["stranger.py:plain", "--data", "row.csv"], "row.csv: no such file"),
+        (["runs/none"], "run runs/none does not exist"),
+    ],
+)
+def test_mistakes_are_said_before_any_work(stranger: Path, quire: Any, words: list[str], said: str) -> None:
+    found = quire("doctor", *words)
+    assert found.code == 2
+    assert said in found.error
+    assert "Traceback" not in found.error
+    assert not list(stranger.glob("*.html"))
+
+
+def test_a_run_has_a_page_beside_its_report(stranger: Path, quire: Any) -> None:
+    assert quire("train", "mlp", "--epochs", "3", "--out", "run", "--quiet").code == 0
+    found = quire("doctor", "run")
+    assert found.code == 0, found.error
+    assert found.out.startswith("It learns: ")
+    page = (stranger / "run" / "doctor.html").read_text(encoding="utf-8")
+    assert page.count("<svg") >= 5
+    refused = quire("doctor", "run", "--lr", "0.1")
+    assert refused.code == 2
+    assert "--lr 0.1 for a run" in refused.error
