@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from benchmarks.machine import describe, machine
 from quire.doctor.curvature import Hessian, largest_eigenvalue
-from quire.doctor.hessian import split_like, twice_differentiable
+from quire.doctor.curvature.hessian import split_like, twice_differentiable
 from quire.models.gpt import GPT, GPTConfig
 from quire.models.resnet import resnet18, resnet20
 

@@ -110,8 +110,8 @@ class Run:
     def curvature(self, seconds: float = 10.0) -> Spectrum | None:
         """The curvature of the training loss where the run was left; None for what has no gradient, or
         several players."""
-        from quire.doctor.bend import case_spectrum
         from quire.doctor.case import TaskCase
+        from quire.doctor.curvature.bounded import case_spectrum
         from quire.recipes.checkup import batches
         from quire.train import StatisticsTask
 

@@ -19,7 +19,7 @@ from quire.errors import InputError
 
 if TYPE_CHECKING:
     from quire.doctor import Verdict
-    from quire.doctor.curvature import Spectrum
+    from quire.doctor.curvature.density import Spectrum
 
 LOSSES = ("cross-entropy", "squared-error", "absolute-error", "binary-cross-entropy")
 

@@ -20,8 +20,8 @@ from quire.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from quire.doctor.budget import Fit
-    from quire.doctor.cost_table import Costs
+    from quire.doctor.costs.budget import Fit
+    from quire.doctor.costs.table import Costs
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
 SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
@@ -97,9 +97,9 @@ def parse_memory(text: str) -> int:
 def main(words: Sequence[str]) -> int:
     options = parse(ExplainOptions, words, prog="quire explain")
     model, example = find(options)
-    from quire.doctor.budget import largest_batch
-    from quire.doctor.costs import explain
-    from quire.doctor.machine import measure_machine
+    from quire.doctor.costs.account import explain
+    from quire.doctor.costs.budget import largest_batch
+    from quire.doctor.costs.machine import measure_machine
 
     inputs = given_inputs(options, model) if options.input else example
     if inputs is None:

@@ -130,20 +130,19 @@ def main(words: Sequence[str]) -> int:
 
 
 def carry_out(options: StudyOptions, again: Any) -> Any:
-    from quire.doctor import generalise, shape
-    from quire.doctor.calibration import calibration
+    from quire.doctor import studies
 
     progress = None if options.quiet or options.json else show_progress
     repeats = options.repeats or REPEATS.get(options.kind, 1)
     common: dict[str, Any] = {"seed": options.seed, "progress": progress}
     if options.kind == "folds":
-        return generalise.folds(again, options.folds or 5, repeats=repeats, **common)
+        return studies.folds(again, options.folds or 5, repeats=repeats, **common)
     if options.kind == "learning-curve":
-        return generalise.learning_curve(
+        return studies.learning_curve(
             again, options.sizes or None, repeats=repeats, measure=options.measure, **common
         )
     if options.kind == "bias-variance":
-        return generalise.bias_variance(
+        return studies.bias_variance(
             again, resamples=repeats, noise_std=options.noise or 0.0, twice=again.twice, **common
         )
     if options.kind == "calibration":
@@ -155,11 +154,11 @@ def carry_out(options: StudyOptions, again: Any) -> Any:
                 "a run without a validation and a test part", expected="rows that were not learned from",
                 fix="train with a validation or a test part",
             )  # fmt: skip
-        return calibration(given[0], given[1] if len(given) > 1 else None, seed=options.seed)
+        return studies.calibration(given[0], given[1] if len(given) > 1 else None, seed=options.seed)
     if options.kind == "regions":
-        return shape.linear_regions(*again.network(), seed=options.seed)
+        return studies.linear_regions(*again.network(), seed=options.seed)
     network, inputs, real = again.mapping()
-    return shape.equivariance(network, inputs, real=real, seed=options.seed)
+    return studies.equivariance(network, inputs, real=real, seed=options.seed)
 
 
 def show_progress(done: int, total: int) -> None:

@@ -29,7 +29,7 @@ from quire.data.images import fingerprint
 from quire.data.streamed import StreamedRows
 from quire.data.text import TextPreparation
 from quire.data.text.windows import MappedTokens, TensorTokens, TokenWindows
-from quire.doctor.refit import Answers, Part, draw_rows
+from quire.doctor.studies.refit import Answers, Part, draw_rows
 from quire.errors import InputError, unknown_name
 from quire.models.nadaraya_watson import NadarayaWatson
 from quire.nn.heads import IGNORE
@@ -122,10 +122,10 @@ class TaskJudge:
 
 
 class Again:
-    """A `Refit` (see `quire.doctor.refit`) of the run in a folder.
+    """A `Refit` (see `quire.doctor.studies.refit`) of the run in a folder.
 
     again = Again(quire.load("runs/mlp-…"), epochs=5)
-    print(quire.doctor.generalise.folds(again))
+    print(quire.doctor.studies.folds(again))
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Again:
             "bias-variance": ("a value or a class for each row", "quire study RUN learning-curve"),
             "calibration": ("probabilities of classes, or values with intervals", "quire evaluate RUN"),
             "equivariance": ("one output for each image or sequence",
-                             "study its network: quire.doctor.shape.equivariance(network, inputs)"),
+                             "study its network: quire.doctor.studies.equivariance(network, inputs)"),
         }[kind]  # fmt: skip
         raise InputError(f"{kind} of '{name}', whose answers are {refused}", expected=wanted, fix=fix)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quire.doctor.bend import case_spectrum
 from quire.doctor.case import Case, Loss
-from quire.doctor.curvature import Spectrum
+from quire.doctor.curvature.bounded import case_spectrum
+from quire.doctor.curvature.density import Spectrum
 from quire.errors import InputError
 
 LOSSES: dict[str, Loss] = {

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from quire.doctor.budget import largest_batch
-from quire.doctor.costs import explain
-from quire.doctor.machine import Machine
+from quire.doctor.costs.account import explain
+from quire.doctor.costs.budget import largest_batch
+from quire.doctor.costs.machine import Machine
 from quire.functional.costs import (
     attention_bytes,
     attention_flops,

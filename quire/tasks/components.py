@@ -193,7 +193,9 @@ class PrincipalComponents(StatisticsTask):
     def _control(self) -> _Control:
         """What the next sweep depends on beside tensors; a GPU is asked for it only where nobody knows."""
         if self._known is None:
-            stage, single, count = torch.stack([self.stage.double(), self.single.double(), self.count]).tolist()
+            stage, single, count = torch.stack(
+                [self.stage.double(), self.single.double(), self.count]
+            ).tolist()
             self._known = _Control(int(stage), bool(single), int(count))
         return self._known
 

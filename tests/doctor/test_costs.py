@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from quire.doctor.budget import largest_batch
-from quire.doctor.cost_table import Costs, as_bytes, as_number, as_seconds
-from quire.doctor.costs import explain
-from quire.doctor.machine import Machine, measure_machine
+from quire.doctor.costs.account import explain
+from quire.doctor.costs.budget import largest_batch
+from quire.doctor.costs.machine import Machine, measure_machine
+from quire.doctor.costs.table import Costs, as_bytes, as_number, as_seconds
 from quire.errors import InputError
 from quire.functional.costs import (
     attention_bytes,

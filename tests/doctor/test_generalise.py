@@ -21,11 +21,17 @@ from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
 import quire.estimators
-from quire.doctor.calibration import best_temperature, calibration, expected_calibration_error, reliability
-from quire.doctor.generalise import bias_variance, fold_interval, folds, from_estimator, learning_curve
-from quire.doctor.learning import LearningCurve, fit_power_law, size_grid
-from quire.doctor.refit import Answers, draw_rows
-from quire.doctor.shape import equivariance, linear_regions, relu_chain
+from quire.doctor.studies import bias_variance, folds, from_estimator, learning_curve
+from quire.doctor.studies.confidence import (
+    best_temperature,
+    calibration,
+    expected_calibration_error,
+    reliability,
+)
+from quire.doctor.studies.learning import LearningCurve, fit_power_law, size_grid
+from quire.doctor.studies.refit import Answers, draw_rows
+from quire.doctor.studies.resampling import fold_interval
+from quire.doctor.studies.shape import equivariance, linear_regions, relu_chain
 from quire.errors import InputError
 from quire.functional import k_fold, sawtooth
 

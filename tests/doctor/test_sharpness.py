@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quire.doctor.sharpness import Sharpness
+from quire.doctor.curvature.sharpness import Sharpness
 from quire.errors import InputError
 
 

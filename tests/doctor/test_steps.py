@@ -14,7 +14,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quire.doctor.steps import StepAdvice, advise_step, stable_limit
+from quire.doctor.curvature.steps import StepAdvice, advise_step, stable_limit
 from quire.errors import InputError
 from quire.models.gpt import GPT, GPTConfig
 

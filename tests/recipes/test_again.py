@@ -15,7 +15,7 @@ from torch import Tensor
 
 import quire.recipes  # noqa: F401
 from quire.data.batch import Data, TensorData, as_judged
-from quire.doctor.generalise import bias_variance, folds, learning_curve
+from quire.doctor.studies import bias_variance, folds, learning_curve
 from quire.errors import InputError
 from quire.options import Schedule
 from quire.recipes.again import KINDS, Again

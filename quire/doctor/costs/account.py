@@ -25,9 +25,9 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from quire.doctor.cost_table import Costs, LayerCost
-from quire.doctor.machine import Machine
-from quire.doctor.operations import MODEL, OUTSIDE, Watch, tensors_of
+from quire.doctor.costs.machine import Machine
+from quire.doctor.costs.operations import MODEL, OUTSIDE, Watch, tensors_of
+from quire.doctor.costs.table import Costs, LayerCost
 from quire.errors import InputError, unknown_name
 
 OPTIMISER = "(optimiser)"

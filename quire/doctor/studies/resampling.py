@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quire.doctor.learning import learning_curve
-from quire.doctor.refit import (
+from quire.doctor.studies.refit import (
     HELD,
     Answers,
     Counter,
@@ -27,7 +26,6 @@ from quire.doctor.refit import (
     Progress,
     Refit,
     Study,
-    from_estimator,
     need,
     new_axes,
 )
@@ -36,17 +34,6 @@ from quire.functional import generalise as formulas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = [
-    "BiasVariance",
-    "Folds",
-    "Interval",
-    "bias_variance",
-    "fold_interval",
-    "folds",
-    "from_estimator",
-    "learning_curve",
-]
 
 # Folds ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quire.doctor.refit import Study
+from quire.doctor.studies.refit import Study
 from quire.errors import InputError
 from quire.functional.geometry import equivariance_error
 from quire.functional.modes import evaluating

@@ -17,33 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from quire.doctor.hessian import (
+from quire.doctor.curvature.hessian import (
     Batches,
-    Eigenvalue,
     Hessian,
     LossFunction,
-    Tridiagonal,
-    hessian_vector_product,
     lanczos,
-    largest_eigenvalue,
 )
 from quire.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = [
-    "Eigenvalue",
-    "Hessian",
-    "Spectrum",
-    "Tridiagonal",
-    "hessian_spectrum",
-    "hessian_vector_product",
-    "lanczos",
-    "largest_eigenvalue",
-    "smooth_density",
-    "spectrum",
-]
 
 
 @dataclass(frozen=True)

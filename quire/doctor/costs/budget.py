@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from quire.doctor.cost_table import as_bytes
-from quire.doctor.costs import Make, explain
+from quire.doctor.costs.account import Make, explain
+from quire.doctor.costs.table import as_bytes
 from quire.errors import InputError
 
 

@@ -26,7 +26,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from quire.doctor.hessian import (
+from quire.doctor.curvature.hessian import (
     Hessian,
     LossFunction,
     Tridiagonal,

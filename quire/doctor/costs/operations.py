@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from quire.doctor import scratch
-from quire.doctor.fields import Field, Fields
+from quire.doctor.costs import scratch
+from quire.doctor.costs.fields import Field, Fields
 from quire.functional.memory import LiveBytes, storages
 
 aten = torch.ops.aten

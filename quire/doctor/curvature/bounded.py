@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.doctor.case import Case
-from quire.doctor.curvature import Spectrum, hessian_spectrum
-from quire.doctor.hessian import Hessian, random_direction, twice_differentiable
+from quire.doctor.curvature.density import Spectrum, hessian_spectrum
+from quire.doctor.curvature.hessian import Hessian, random_direction, twice_differentiable
 from quire.functional.modes import evaluating
 
 ROWS = 128

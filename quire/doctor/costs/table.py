@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from quire.doctor.machine import Machine
-from quire.doctor.operations import Operation, Phase
+from quire.doctor.costs.machine import Machine
+from quire.doctor.costs.operations import Operation, Phase
 
 
 @dataclass(frozen=True)

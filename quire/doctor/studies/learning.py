@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quire.doctor.refit import HELD, Counter, Progress, Refit, Study, need, new_axes
+from quire.doctor.studies.refit import HELD, Counter, Progress, Refit, Study, need, new_axes
 from quire.errors import InputError, unknown_name
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quire.doctor.refit import Answers, Study
+from quire.doctor.studies.refit import Answers, Study
 from quire.errors import InputError
 
 if TYPE_CHECKING:

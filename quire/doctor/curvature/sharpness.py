@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quire.doctor.hessian import (
+from quire.doctor.curvature.hessian import (
     Hessian,
     LossFunction,
     largest_eigenvalue,

@@ -69,7 +69,7 @@ def measure_machine(
 
 def _launch(device: torch.device, best: Callable[..., float]) -> float:
     """A step of a network so small that starting its operations is all the work."""
-    from quire.doctor.operations import Watch
+    from quire.doctor.costs.operations import Watch
 
     net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(8))).to(device)
     optimiser = torch.optim.Adam(net.parameters())
