@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from quire.data.batch import epoch_order
 from quire.doctor.case import Case, Loss, TaskCase
 from quire.doctor.course import Course
+from quire.doctor.curvature.sharpness import Sharpness
 from quire.doctor.findings import Finding
 from quire.doctor.verdict import Verdict, judge
 from quire.doctor.watch import look
@@ -27,43 +28,42 @@ from quire.train.keeping import Record
 ROWS = 64
 """Of the batch that is looked at, at most."""
 MOST_LOOKS = 500
+CURVATURE_SHARE = 0.4
+"""Of the time for looking, what goes to the curvature."""
+EVERY = 20
+"""Steps between two looks at the curvature, at least."""
 
 
-class Monitor:
-    """Looks at a model while it is trained.
-
-        monitor = Monitor(model, loss, batches)
-        for x, y in loader:
-            ...                          # your step
-            monitor.step(value)          # the loss of that step, if you like
-        print(monitor.verdict())
-
-    share: of the time, at most, that looking may take.
-    """
+class Beside:
+    """Looks at a case now and then; λmax of its loss as well where it is asked for."""
 
     def __init__(
         self,
-        model: nn.Module,
-        loss: Loss,
-        batches: Iterable[Any],
-        *,
-        share: float = 0.02,
+        case: Case,
+        share: float,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        curvature: bool = True,
     ) -> None:
-        self._begin(Case(model, loss, batches), share, clock)
-
-    def _begin(self, case: Case, share: float, clock: Callable[[], float]) -> None:
         if not 0 < share <= 1:
             raise InputError(f"share {share:g}", expected="a share of the time above 0, at most 1")
-        self.case, self.share, self.clock = case, share, clock
+        self.case, self.clock = case, clock
+        self.share = share * (1 - CURVATURE_SHARE if curvature else 1)
         self.pair = case.first.head(ROWS)
         self.course = Course()
         self.steps = 0
         self.began, self.spent, self.longest = clock(), 0.0, 0.0
+        self.sharpness: Sharpness | None = None
+        if curvature:
+            self.sharpness = Sharpness(
+                case.original, every=EVERY, budget=share * CURVATURE_SHARE, clock=clock
+            )
 
     def step(self, loss: float | Tensor | None = None) -> None:
         """To be called after each step."""
         self.steps += 1
+        if self.sharpness is not None and self.sharpness.due():
+            self.look_at_curvature()
         now = self.clock()
         # The first look comes at once, and the next when the longest so far would still keep to the share.
         if self.course.looks and self.spent + self.longest > self.share * (now - self.began):
@@ -78,14 +78,52 @@ class Monitor:
         """Look now, whatever it costs."""
         model = self.case.original
         with self.case.drawing(), evaluating(model):
-            found, _ = look(model, lambda: self.case.loss_of(model, self.pair), self.steps)
+            found, _ = look(model, self._loss, self.steps)
         self.course.looks.append(found)
         self.course.norms.append((self.steps, found.norm))
         if len(self.course.looks) > MOST_LOOKS:  # the first stays, and of the others each second
             self.course.looks = self.course.looks[:1] + self.course.looks[2::2]
 
+    def look_at_curvature(self) -> None:
+        assert self.sharpness is not None
+        try:
+            with evaluating(self.case.original):
+                found = self.sharpness.look(self._loss)
+            self.course.curvatures.append((self.steps, found.value))
+        except (RuntimeError, NotImplementedError):  # an operation without a second derivative
+            self.sharpness = None
+
+    def _loss(self) -> Tensor:
+        return self.case.loss_of(self.case.original, self.pair)
+
     def verdict(self, silence: Sequence[str] = ()) -> Verdict:
         return judge(self.course, silence=silence)
+
+
+class Monitor(Beside):
+    """Looks at a model while it is trained.
+
+        monitor = Monitor(model, loss, batches)
+        for x, y in loader:
+            ...                          # your step
+            monitor.step(value)          # the loss of that step, if you like
+        print(monitor.verdict())
+
+    share: of the time, at most, that looking may take. `course` holds what was seen: looks by layer, gradient
+    norms and, with `curvature`, λmax.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Any],
+        *,
+        share: float = 0.02,
+        curvature: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(Case(model, loss, batches), share, clock, curvature=curvature)
 
 
 class Watching(Callback):
@@ -96,16 +134,17 @@ class Watching(Callback):
 
     def __init__(self, said: Callable[[Finding], None] | None = None, *, share: float = 0.02) -> None:
         self.said, self.share = said, share
-        self.monitors: dict[str, Monitor] = {}
+        self.monitors: dict[str, Beside] = {}
         self._told: set[tuple[str, str]] = set()
 
     def on_start(self, descent: Descent) -> None:
         rows = epoch_order(len(descent.data), descent.seed, -2)[:ROWS]
         batch = next(iter(descent.data.batches(rows, len(rows)))).to(descent.device)
-        for player in descent.task.players:
-            monitor = Monitor.__new__(Monitor)
+        players = descent.task.players
+        for player in players:
             case = TaskCase(descent.task, [batch], player, descent.seed)
-            monitor._begin(case, self.share / len(descent.task.players), time.perf_counter)
+            monitor = Beside(case, self.share / len(players), curvature=len(players) == 1)
+            monitor.course.players = len(players)
             self.monitors[player] = monitor
 
     def on_step(self, descent: Descent, step: int) -> None:

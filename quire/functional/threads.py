@@ -7,8 +7,10 @@ on a machine that has something else to do as well.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -35,27 +37,38 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 
 def together(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """What the jobs return, each done in a thread of its own, which computes alone."""
-    results: dict[int, T] = {}
-    problems: list[BaseException] = []
+    if len(jobs) < 2 or getattr(_here, "working", False):  # a worker that waits for workers may wait for ever
+        return [job() for job in jobs]
     grad = torch.is_grad_enabled()
 
-    def run(number: int) -> None:
-        try:
-            with torch.set_grad_enabled(grad):
-                results[number] = jobs[number]()
-        except BaseException as problem:
-            problems.append(problem)
+    def run(job: Callable[[], T]) -> T:
+        with torch.set_grad_enabled(grad):
+            return job()
 
-    with one_thread(len(jobs) > 1):  # threads that are started now inherit it
-        others = [threading.Thread(target=run, args=(number,)) for number in range(1, len(jobs))]
-        for thread in others:
-            thread.start()
-        run(0)
-        for thread in others:
-            thread.join()
-    if problems:
-        raise problems[0]
-    return [results[number] for number in range(len(jobs))]
+    with one_thread():
+        others = [workers(len(jobs) - 1).submit(run, job) for job in jobs[1:]]
+        try:
+            first = jobs[0]()
+        finally:
+            wait(others)  # whatever happened: what they write to must not be taken away from them
+        return [first, *(other.result() for other in others)]
+
+
+def workers(count: int) -> ThreadPoolExecutor:
+    """Threads that stay: PyTorch's first operation in a new one takes longer than most jobs do."""
+    key = os.getpid(), count  # a forked process has none of the threads of its parent
+    if key not in _pools:
+        _pools[key] = ThreadPoolExecutor(count, "quire", initializer=_begin)
+    return _pools[key]
+
+
+def _begin() -> None:
+    _here.working = True
+    torch.set_num_threads(1)  # as it is for whoever asked for workers
+
+
+_here = threading.local()
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:

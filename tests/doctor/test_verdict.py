@@ -347,7 +347,7 @@ def test_noise_and_signal_of_a_known_gradient() -> None:
 def test_a_monitor_keeps_to_its_share_and_says_what_it_saw() -> None:
     model, (x, y) = mlp(), quadrants()
     now = [0.0]
-    monitor = Monitor(model, F.cross_entropy, [(x, y)], share=0.1, clock=lambda: now[0])
+    monitor = Monitor(model, F.cross_entropy, [(x, y)], share=0.1, curvature=False, clock=lambda: now[0])
     look = monitor.look
 
     def slow() -> None:
@@ -365,6 +365,22 @@ def test_a_monitor_keeps_to_its_share_and_says_what_it_saw() -> None:
         Monitor(model, F.cross_entropy, [(x, y)], share=0)
 
 
+def dense_largest(monitor: Monitor) -> float:
+    model, pair = monitor.case.original.eval(), monitor.pair
+    named = {name: p.detach() for name, p in model.named_parameters()}
+
+    def value(*parts: Tensor) -> Tensor:
+        output = torch.func.functional_call(model, dict(zip(named, parts, strict=True)), pair.inputs)
+        return F.cross_entropy(output, pair.target)
+
+    blocks = torch.autograd.functional.hessian(value, tuple(named.values()))
+    rows = [
+        torch.cat([block.reshape(p.numel(), -1) for block in row], 1)
+        for p, row in zip(named.values(), blocks, strict=True)
+    ]
+    return float(torch.linalg.eigvalsh(torch.cat(rows))[-1])
+
+
 def test_training_is_the_same_with_a_monitor_as_without() -> None:
     def trained(watching: bool) -> tuple[dict[str, Tensor], Monitor | None]:
         torch.manual_seed(0)
@@ -379,12 +395,16 @@ def test_training_is_the_same_with_a_monitor_as_without() -> None:
             optimiser.step()
             if monitor is not None:
                 monitor.step(value)
+                monitor.look()
         return dict(model.state_dict()), monitor
 
     (one, _), (other, monitor) = trained(False), trained(True)
     assert all(torch.equal(value, other[name]) for name, value in one.items())
     assert monitor is not None
-    assert len(monitor.course.looks) >= 10
+    assert len(monitor.course.looks) > 20
+    # λmax of the whole batch, by the dense Hessian where training has ended.
+    monitor.look_at_curvature()
+    assert monitor.course.curvatures[-1][1] == pytest.approx(dense_largest(monitor), rel=0.1)
     assert not monitor.verdict().findings.codes("error", "warning"), str(monitor.verdict())
 
 

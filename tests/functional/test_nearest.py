@@ -56,10 +56,10 @@ def test_rows_that_float32_cannot_tell_apart(step: float) -> None:
     x = torch.cat([middle + away, middle - away])
     wanted = by_differences(x, centres)
     screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
-    screen.run()
+    screen.over([slice(0, len(x))], screen._room(len(x)))
     wrong = (screen.labels != wanted).nonzero()[:, 0]
     assert step > 1e-7 or len(wrong) > 20, "float32 alone would do"
-    assert set(wrong.tolist()) <= set(screen.unsure().tolist())
+    assert set(wrong.tolist()) <= set(screen.unsure(slice(0, len(x))).tolist())
     assert torch.equal(nearest_centres(x, centres), wanted)
 
 
@@ -68,7 +68,7 @@ def test_doubt_is_not_cast_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None
     x, centres = normal(20_000, 32, dtype=torch.float32), normal(64, 32, seed=1)
     screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
     screen.run()
-    assert len(screen.unsure()) < 50
+    assert len(screen.unsure(slice(0, len(x)))) < 50
     x[0] *= 1000  # a row far out makes others unsure, and they are asked about their own size
     screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
     screen.run()
@@ -80,9 +80,9 @@ def test_doubt_is_not_cast_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None
         return decide(rows, *rest)
 
     monkeypatch.setattr(nearest, "decide", counted)
-    labels = screen.settled(screen.unsure())
+    labels = screen.settled(screen.unsure(slice(0, len(x))))
     assert sum(asked) < 50
-    assert torch.equal(labels, by_differences(x, centres)[screen.unsure()])
+    assert torch.equal(labels, by_differences(x, centres)[screen.unsure(slice(0, len(x)))])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -226,9 +226,10 @@ def test_a_sweep_goes_through_the_rows_once(monkeypatch: pytest.MonkeyPatch) -> 
     seen = []
     over = nearest.Screen.over
 
-    def counted(self: nearest.Screen, span: slice, *given: Any) -> Tensor:
-        seen.append(span.stop - span.start)
-        return over(self, span, *given)
+    def counted(self: nearest.Screen, chunks: Iterable[slice], *given: Any) -> Tensor:
+        taken = list(chunks)
+        seen.append(sum(chunk.stop - chunk.start for chunk in taken))
+        return over(self, taken, *given)
 
     x = blobs()
     task = KMeansTask(3, 4)
@@ -251,3 +252,22 @@ def test_mistakes() -> None:
         KMeansTask(2, 2).predict(torch.ones(4, 3))
     with pytest.raises(InputError, match="unknown mode 'mean'"):
         KMeansTask(2, 2).predict(torch.ones(4, 2), mode="mean")
+
+
+def test_a_run_that_goes_on_is_the_same_to_the_last_bit() -> None:
+    """Sums that rows have come to and gone from, and sums that are made anew."""
+    x = torch.randn(20_000, 5, generator=torch.Generator().manual_seed(0))
+    data = TensorData({"inputs": x})
+    whole = KMeansTask(5, 9, tol=0.0)
+    whole.begin(data, x[:9].double())
+    fit_statistics(whole, data, sweeps=12, started=True)
+    parts = KMeansTask(5, 9, tol=0.0)
+    parts.begin(data, x[:9].double())
+    (batch,) = in_order(data)
+    with torch.no_grad():
+        for _ in range(12):
+            parts.update(parts.statistics(batch))
+            again = KMeansTask(5, 9, tol=0.0)
+            again.load_state_dict(parts.state_dict())
+            parts = again
+    assert torch.equal(parts.centres, whole.centres)
