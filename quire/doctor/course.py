@@ -80,7 +80,9 @@ class Course:
     """The largest singular value of each recurrent weight."""
     baseline: Baseline | None = None
     players: int = 1
-    """Of several, one's gain is another's loss, and no loss has to fall."""
+    """Of several, one's gain is another's loss, and no loss has to fall; none where nothing descends."""
+    judged: Curve = field(default_factory=list)
+    """A validation measure beside the loss, such as accuracy: higher is better."""
     ended: bool = False
     """Whether it is the whole of training, and no probe."""
     keeps_best: bool = True
@@ -96,6 +98,9 @@ class Course:
             step, values = int(record["step"]), record["values"]
             loss = number(values.get("loss"))
             (course.train if record["split"] == "train" else course.validation).append((step, loss))
+            if record["split"] == "validation":
+                names = [name for name in ("accuracy", "r2") if name in values]
+                course.judged += [(step, number(values[name])) for name in names[:1]]
             if "gradient_norm" in values:
                 course.norms.append((step, number(values["gradient_norm"])))
         return course

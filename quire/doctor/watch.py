@@ -19,6 +19,8 @@ RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
 SQUASHERS: dict[type[nn.Module], float] = {nn.Sigmoid: 0.0, nn.Tanh: -1.0, nn.Hardsigmoid: 0.0}
 """With their lower bounds; the upper one is 1."""
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+TINY = 1e-8
+"""Weights that are smaller have no size that a gradient could be compared with."""
 NEAR = 0.01
 """How near to a bound a value is saturated."""
 
@@ -61,8 +63,9 @@ class Weights:
     matrix: bool
 
     @property
-    def relative(self) -> float:
-        return (self.gradient or 0.0) / max(self.size, 1e-12)
+    def relative(self) -> float | None:
+        """The gradient in units of the weights; None where one of them is missing."""
+        return None if self.gradient is None or self.size < TINY else self.gradient / self.size
 
 
 @dataclass

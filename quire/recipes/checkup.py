@@ -41,7 +41,7 @@ def check_up(
         keeps_best=not isinstance(options, DescentOptions) or options.train.restore == "best",
         warnings=trained.warnings(list(records)),
         baseline=baseline(plan, result),
-        players=len(trained.players),
+        players=0 if isinstance(trained, StatisticsTask) else len(trained.players),
     )
     before: list[Finding] = []
     if isinstance(options, DescentOptions) and not isinstance(trained, StatisticsTask):

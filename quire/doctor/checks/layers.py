@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from quire.doctor.case import NORMS, Case, finite
 from quire.doctor.findings import CHECKS, Finding
-from quire.doctor.watch import NEAR, RECTIFIERS, SQUASHERS, by_unit
+from quire.doctor.watch import NEAR, RECTIFIERS, SQUASHERS, TINY, by_unit
+
+DEAD, MOST_DEAD = 0.5, 0.9
+"""Shares of dead units that are worth a word, and that are too much."""
 
 
 @CHECKS.register("batch-norm")
@@ -121,13 +124,13 @@ def dead_units(case: Case) -> Iterator[Finding]:
         if not isinstance(layer.module, RECTIFIERS) or not layer.outputs or len(layer.output) < 8:
             continue
         units = by_unit(layer.output)
-        dead = (units == 0).all(0).double().mean()
-        if dead > 0.5:
+        dead = float((units == 0).all(0).double().mean())
+        if dead > DEAD:
             yield Finding(
-                "warning",
+                "warning" if dead > MOST_DEAD else "note",
                 "most units give 0 for every row",
                 layer.name,
-                f"{100 * float(dead):.0f} % of {units.shape[1]} units, {len(layer.output)} rows",
+                f"{100 * dead:.0f} % of {units.shape[1]} units, {len(layer.output)} rows",
                 "start with smaller weights and biases near 0, lower the step size, or use leaky ReLU",
             )
             return
@@ -157,9 +160,10 @@ def gradient_flow(case: Case) -> Iterator[Finding]:
     if case.step.stage != "done":
         return
     found = [
-        (name, float(p.grad.norm() / p.detach().norm().clamp_min(1e-12)))
+        (name, float(p.grad.norm() / p.detach().norm()))
         for name, p in case.model.named_parameters()
-        if p.ndim > 1 and p.grad is not None and finite(p.grad)
+        # Weights that start at 0 have no size that a gradient could be compared with.
+        if p.ndim > 1 and p.grad is not None and finite(p.grad) and float(p.detach().abs().max()) > TINY
     ]
     if len(found) < 4:
         return

@@ -15,7 +15,7 @@ LEARNED = 0.02
 @SIGNS.register("plateau")
 def plateau(course: Course) -> Iterator[Finding]:
     values = finite(course.train)
-    if not course.ended or len(values) < 5 or course.players > 1:
+    if not course.ended or len(values) < 5 or course.players != 1:
         return
     if course.baseline is None and falls(values) < LEARNED and values[0][1] > 1e-6:
         yield Finding(
@@ -59,14 +59,17 @@ def underfit(course: Course) -> Iterator[Finding]:
 @SIGNS.register("overfit")
 def overfit(course: Course) -> Iterator[Finding]:
     values, train = finite(course.validation), finite(course.train)
-    if not course.ended or len(values) < 4 or len(train) < 4 or course.players > 1:
+    if not course.ended or len(values) < 4 or len(train) < 4 or course.players != 1:
         return
     step, best = min(values, key=lambda pair: pair[1])
     last = values[-1][1]
     before = nearest(train, step)
     if step < values[-1][0] and last > best + 0.1 * abs(best) and train[-1][1] < before:
+        # A classifier that grows too sure of itself may still be right more often.
+        judged = [value for _, value in finite(course.judged)]
+        still = bool(judged) and judged[-1] > max(judged) - 0.02 * abs(max(judged))
         yield Finding(
-            "note" if course.keeps_best else "warning",
+            "note" if course.keeps_best or still else "warning",
             "the model learns its training rows by heart",
             f"from step {step}",
             f"validation loss {best:.4g} there and {last:.4g} at the end, while the training loss falls from "
@@ -80,7 +83,7 @@ def overfit(course: Course) -> Iterator[Finding]:
 @SIGNS.register("unfinished")
 def unfinished(course: Course) -> Iterator[Finding]:
     values = finite(course.validation or course.train)
-    if not course.ended or len(values) < 8 or course.players > 1:
+    if not course.ended or len(values) < 8 or course.players != 1:
         return
     tail = values[-max(2, len(values) // 5) :]
     whole = values[0][1] - min(v for _, v in values)

@@ -126,4 +126,4 @@ def relative_gradients(course: Course) -> list[tuple[str, float]]:
     """Of each matrix the gradient relative to the weights, in the first look; later ones may have learned."""
     if not course.looks or course.looks[0].broken() is not None:
         return []
-    return [(w.name, w.relative) for w in course.looks[0].weights if w.matrix and w.gradient is not None]
+    return [(w.name, w.relative) for w in course.looks[0].weights if w.matrix and w.relative is not None]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.doctor.course import Course
+from quire.doctor.course import Course, falls
 from quire.doctor.findings import SIGNS, Finding
 from quire.doctor.watch import Activation
 
+NEARLY_ALL = 0.9
+"""Share of dead units from which on it does not count that something was learned all the same."""
+LEARNED = 0.2
+"""Of the first loss, what has to go for that."""
 MOST = 0.5
 """Share of dead or saturated units that is too much."""
 SAME = 1e-3
@@ -19,8 +23,9 @@ def units_die(course: Course) -> Iterator[Finding]:
     for first, last in layers(course):
         if last.dead is not None and last.dead > MOST:
             before = f", {100 * first.dead:.0f} % at first" if first.dead is not None else ""
+            harmless = last.dead < NEARLY_ALL and falls(course.train) > LEARNED
             yield Finding(
-                "warning",
+                "note" if harmless else "warning",
                 "most units give 0 for every row",
                 last.name,
                 f"{100 * last.dead:.0f} % of the units of this {last.kind}{before}; {last.rows} rows",
