@@ -64,6 +64,8 @@ class Course:
     train: Curve = field(default_factory=list)
     """Loss by step."""
     validation: Curve = field(default_factory=list)
+    batches: int = 0
+    """After so many steps the same batch comes again; 0 where nobody knows."""
     norms: Curve = field(default_factory=list)
     """Of the gradient."""
     looks: list[Look] = field(default_factory=list)

@@ -30,6 +30,8 @@ ROWS = 64
 MOST_LOOKS = 500
 CURVATURE_SHARE = 0.4
 """Of the time for looking, what goes to the curvature."""
+LOOK_STEPS = 3
+"""Steps that a look takes about as long as."""
 EVERY = 20
 """Steps between two looks at the curvature, at least."""
 
@@ -65,11 +67,14 @@ class Beside:
         if self.sharpness is not None and self.sharpness.due():
             self.look_at_curvature()
         now = self.clock()
-        # The first look comes at once, and the next when the longest so far would still keep to the share.
-        if self.course.looks and self.spent + self.longest > self.share * (now - self.began):
+        # The first look comes when one that takes as long as a few steps would keep to the share, each later
+        # one when the longest so far would.
+        early = not self.course.looks and self.steps < LOOK_STEPS / self.share
+        if early or self.spent + self.longest > self.share * (now - self.began):
             return
         if loss is not None:
-            self.course.train.append((self.steps, float(loss)))
+            value = loss.detach() if isinstance(loss, Tensor) else loss
+            self.course.train.append((self.steps, float(value)))
         self.look()
         cost = self.clock() - now
         self.spent, self.longest = self.spent + cost, max(self.longest, cost)

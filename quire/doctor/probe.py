@@ -30,7 +30,7 @@ def probe(case: Case, *, steps: int = 30, seconds: float = 20.0) -> Course:
     """`steps` of training on a copy with the optimiser that is given (Adam's default without one), and as
     many with other step sizes where that one fails; fewer where `seconds` have passed."""
     began = time.perf_counter()
-    course = Course()
+    course = Course(batches=len(case.batches))
     with case.drawing():
         model = copy.deepcopy(case.model)
         course.recurrent = recurrent_sizes(model)

@@ -49,19 +49,20 @@ def check_up(
         course.momentum = options.optim.momentum
         last = course.train[-1][0] if course.train else 0
         for player in trained.players:
-            found = look_at_player(plan, trained, player, course, last)
-            before += [finding for finding in found if finding.code not in silence]
+            before += look_at_player(plan, trained, player, course, last, silence)
     return judge(course, silence=silence, before=before)
 
 
-def look_at_player(plan: Plan, trained: Task, player: str, course: Course, last: int) -> list[Finding]:
+def look_at_player(
+    plan: Plan, trained: Task, player: str, course: Course, last: int, silence: Sequence[str]
+) -> list[Finding]:
     """Findings at the first weights; what both look like goes into the course."""
     device = trained.device
     few = batches(plan.data.train, plan.options.seed, device)
     validation = batches(plan.data.validation, plan.options.seed, device) if plan.data.validation else []
     fresh = TaskCase(plan.task.to(device), few, player, plan.options.seed, validation)
     fresh.source, fresh.validation_source = Whole(plan.data.train), Whole(plan.data.validation)
-    found = list(examine_case(fresh))
+    found = list(examine_case(fresh, silence))
     kept = TaskCase(trained, few, player, plan.options.seed)
     for case, step in ((fresh, 0), (kept, last)):
         seen = look_at(case, step)

@@ -226,7 +226,8 @@ def tuned_plan(options: TunedGPTOptions) -> Plan:
     given = options.tune.base is not None or options.model.weights is not None
     first = None if given else load_corpus("python-reference", options.text, seed=options.seed)
     plan = language_plan(
-        options, lambda size: gpt_model(size, options), steps=300, builtin="python-source",
+        options, lambda size: gpt_model(size, options), steps=300 if options.data else 200,
+        builtin="python-source",
         like=None if first is None else first.preparation,
     )  # fmt: skip
     task = plan.task

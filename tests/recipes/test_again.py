@@ -28,7 +28,8 @@ from quire.train import StatisticsTask, evaluate
 from quire.train.folder import RunFolder
 from tests.recipes.examples import target_for, write_data
 
-NAMES = list(RECIPES)
+NAMES = [name for name in RECIPES if name not in ("alexnet", "vgg", "googlenet", "resnext", "densenet")]
+"""Without those that lenet and resnet stand for."""
 TABLES = ("classes", "two classes", "values", "any", "several")
 
 
@@ -257,9 +258,9 @@ def test_bias_and_variance_of_a_kernel_uses_halves(runs: Any) -> None:
 
 def test_several_targets_are_studied_one_by_one(runs: Any) -> None:
     run = load(runs("multitask").run)
-    with pytest.raises(InputError, match="2 targets: label, value") as refusal:
+    with pytest.raises(InputError, match="2 targets: value, label") as refusal:
         Again(run, kind="calibration")
-    assert "--target 'label'" in refusal.value.fix
+    assert "--target 'value'" in refusal.value.fix
     with pytest.raises(InputError, match="did you mean 'value'"):
         Again(run, target="valu", kind="calibration")
     label = Again(run, target="label", kind="calibration").trained.answers("test")

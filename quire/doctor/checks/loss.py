@@ -157,7 +157,7 @@ def initial_loss(case: Case) -> Iterator[Finding]:
     if case.kind != "cross-entropy" or classes is None or not isinstance(loss, Tensor) or not finite(loss):
         return
     value, expected = float(loss.detach()), math.log(classes)
-    if value > 2 * expected + 1:
+    if value > 3 * expected + 1:
         yield Finding(
             "warning",
             "the first loss is that of a model which is sure and wrong",

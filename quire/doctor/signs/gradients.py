@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
-from quire.doctor.course import Course
+from quire.doctor.course import Course, falls
 from quire.doctor.findings import SIGNS, Finding
 
 VANISHED, EXPLODED = 1e-5, 1e3
 FORGOTTEN = 1e-6
 """Share of the last place's gradient that reaches the first one."""
+LEARNED = 0.1
+"""Of the first loss, what has to go in a probe for shattered gradients to do no harm."""
 SHATTERED = 0.3
 """Cosine between neighbours below which a gradient says nothing of the place beside it."""
 
@@ -85,8 +87,9 @@ def exploding(course: Course) -> Iterator[Finding]:
 @SIGNS.register("shattered-gradients")
 def shattered(course: Course) -> Iterator[Finding]:
     if course.likeness is not None and course.likeness < SHATTERED:
+        learns = falls(course.train) > LEARNED
         yield Finding(
-            "warning",
+            "note" if learns else "warning",
             "gradients are shattered: at a place nearby they point elsewhere",
             "inputs",
             f"the mean cosine between gradients a thirty-second of the way between two rows is "

@@ -55,17 +55,17 @@ def step_too_small(course: Course) -> Iterator[Finding]:
 
 @SIGNS.register("oscillation")
 def oscillation(course: Course) -> Iterator[Finding]:
-    values = [value for _, value in course.train]
+    # Of one batch that comes again: the differences between batches are no oscillation.
+    values = [value for _, value in course.train][:: course.batches] if course.batches else []
     if len(values) < 12 or not all(map(math.isfinite, values)):
         return
-    # Of one batch that comes again: the differences between batches are no oscillation.
     values = values[len(values) // 2 :]
     changes = [b - a for a, b in pairwise(values)]
     turns = sum(a * b < 0 for a, b in pairwise(changes)) / max(len(changes) - 1, 1)
     amplitude = sum(map(abs, changes)) / len(changes)
     level = sum(map(abs, values)) / len(values)
     net = abs(values[-1] - values[0])
-    if course.noise is None and turns >= ALTERNATES and amplitude > 0.05 * level and net < 2 * amplitude:
+    if turns >= ALTERNATES and amplitude > 0.05 * level and net < 2 * amplitude:
         limit = stability_limit(course)
         beyond = f"; λmax allows {limit:.3g}" if limit is not None else ""
         size = "" if course.step_size is None else f", step size {course.step_size:g}"
