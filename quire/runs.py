@@ -36,6 +36,7 @@ from quire.tuning import Adapters
 
 if TYPE_CHECKING:
     from quire.doctor import Spectrum, Verdict
+    from quire.doctor.curvature import StepAdvice
     from quire.recipes.plan import Plan
 
 BATCH = 4096
@@ -120,6 +121,23 @@ class Run:
         seed = int(self.config["options"].get("seed", 0))
         few = batches(self.plan().data.train, seed, self.device)
         return case_spectrum(TaskCase(self.task, few, seed=seed), seconds)
+
+    def advise_step(self, steps: int) -> StepAdvice | None:
+        """The step size with which the first `steps` of this run would have ended lowest, with its own kind
+        of optimiser; None for what has no gradient, or several players."""
+        from quire.doctor.case import TaskCase
+        from quire.doctor.curvature.bounded import case_step
+        from quire.recipes.checkup import batches
+        from quire.train import StatisticsTask
+
+        plan = self.plan()
+        options: Any = plan.options
+        if isinstance(plan.task, StatisticsTask) or len(plan.task.players) > 1:
+            return None
+        few = batches(plan.data.train, options.seed, self.device)
+        momentum = options.optim.momentum if options.optim.name == "sgd" else options.optim.beta1
+        case = TaskCase(plan.task.to(self.device), few, seed=options.seed)
+        return case_step(case, steps, options.optim.name, momentum)
 
     def plan(self) -> Plan:
         """Task, data and options anew, on the file that the run was trained on."""

@@ -19,7 +19,7 @@ from quire.errors import InputError
 
 if TYPE_CHECKING:
     from quire.doctor import Verdict
-    from quire.doctor.curvature.density import Spectrum
+    from quire.doctor.curvature import Spectrum, StepAdvice
 
 LOSSES = ("cross-entropy", "squared-error", "absolute-error", "binary-cross-entropy")
 
@@ -54,6 +54,8 @@ class DoctorOptions:
     """How long the probe may take."""
     curvature: bool = True
     """Look at the curvature of the loss as well."""
+    advise: int | None = None
+    """Advise a step size for this many steps, by the curvature and by trials."""
     silence: tuple[str, ...] = ()
     """Codes of findings that are not wanted."""
     out: Path | None = None
@@ -70,6 +72,8 @@ class DoctorOptions:
         for name, value, least in (("batch", self.batch, 1), ("steps", self.steps, 0)):
             if value < least:
                 raise InputError(f"--{name} {value}", expected=f"at least {least}")
+        if self.advise is not None and self.advise < 8:
+            raise InputError(f"--advise {self.advise}", expected="at least 8 steps", fix="--advise 100")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise InputError(f"--lr {self.lr:g}", expected="a number above 0")
         if not self.seconds > 0:
@@ -88,18 +92,18 @@ def main(words: Sequence[str]) -> int:
     if is_object(options.subject):
         if options.data is not None:
             require_file(options.data)
-        verdict, spectrum = of_object(options)
+        verdict, spectrum, advice = of_object(options)
         out = options.out
     else:
         require_run(Path(options.subject))
         refuse_for_runs(options)
-        verdict, spectrum = of_run(options)
+        verdict, spectrum, advice = of_run(options)
         out = options.out or Path(options.subject) / "doctor.html"
     if out is not None:
         from quire.report.diagnosis import write
 
         write(out, page(options, verdict, spectrum))
-    show(options, verdict, spectrum, out, time.perf_counter() - began)
+    show(options, verdict, spectrum, advice, out, time.perf_counter() - began)
     return 1 if options.strict and verdict.findings.codes("error", "warning") else 0
 
 
@@ -115,17 +119,21 @@ def refuse_for_runs(options: DoctorOptions) -> None:
             )
 
 
-def of_run(options: DoctorOptions) -> tuple[Verdict, Spectrum | None]:
+Found = tuple["Verdict", "Spectrum | None", "StepAdvice | None"]
+
+
+def of_run(options: DoctorOptions) -> Found:
     from quire.doctor.verdict import check_silenced
     from quire.runs import load
 
     check_silenced(options.silence)
     run = load(Path(options.subject))
     verdict = run.diagnose(options.silence)
-    return verdict, run.curvature(seconds=options.seconds) if options.curvature else None
+    bent = run.curvature(seconds=options.seconds) if options.curvature else None
+    return verdict, bent, None if options.advise is None else run.advise_step(options.advise)
 
 
-def of_object(options: DoctorOptions) -> tuple[Verdict, Spectrum | None]:
+def of_object(options: DoctorOptions) -> Found:
     from quire.doctor.verdict import check_silenced, diagnose
     from quire.recipes.strangers import batches_of, optimiser_for, subject_of
 
@@ -143,17 +151,24 @@ def of_object(options: DoctorOptions) -> tuple[Verdict, Spectrum | None]:
         silence=options.silence, seed=options.seed,
     )  # fmt: skip
     bent = subject.curvature(seconds=options.seconds) if options.curvature else None
-    return verdict, bent
+    advice = None if options.advise is None else subject.step(options.advise, options.optimiser)
+    return verdict, bent, advice
 
 
 def show(
-    options: DoctorOptions, verdict: Verdict, spectrum: Spectrum | None, out: Path | None, seconds: float
+    options: DoctorOptions,
+    verdict: Verdict,
+    spectrum: Spectrum | None,
+    advice: StepAdvice | None,
+    out: Path | None,
+    seconds: float,
 ) -> None:
     if options.json:
         found = {
             "subject": options.subject, "verdict": verdict.sentence,
             "findings": [as_plain(finding) for finding in verdict.findings],
             "curvature": None if spectrum is None else curvature_facts(spectrum),
+            "advice": None if advice is None else {"step": advice.step, "text": str(advice)},
             "page": None if out is None else str(out), "seconds": seconds,
         }  # fmt: skip
         print_json(found)
@@ -165,6 +180,8 @@ def show(
         course = verdict.course
         plain = course.optimiser is not None and course.optimiser.upper() == "SGD"
         print(f"\ncurvature: {spectrum.advice(course.step_size if plain else None, course.momentum)}")
+    if advice is not None:
+        print(f"\nadvice: {advice}")
     if out is not None:
         print(f"\n{out}")
 

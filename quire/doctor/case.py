@@ -214,6 +214,25 @@ class Case:
         return int(output.shape[1]) if tuple(target.shape) == shape and output.shape[1] > 1 else None
 
 
+class Whole(nn.Module):
+    """A case as a module from the number of a batch, (1,), to its loss; a copy has the same batches."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case, self.model = case, case.model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Whole:
+        made = Whole(self.case)
+        made.model = copy.deepcopy(self.model, memo)
+        return made
+
+    def forward(self, number: Tensor) -> Tensor:
+        return self.case.loss_of(self.model, self.case.placed(self.case.batches[int(number[0])]))
+
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.tensor([n]), torch.tensor([n])) for n in range(len(self.case.batches))]
+
+
 def added(terms: Any, target: Any) -> Tensor:
     return torch.stack([term.reshape(()) for term in terms.values()]).sum()
 

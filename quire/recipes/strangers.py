@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quire.doctor.case import Case, Loss
-from quire.doctor.curvature.bounded import case_spectrum
+from quire.doctor.curvature import StepAdvice
+from quire.doctor.curvature.bounded import Optimiser, case_spectrum, case_step
 from quire.doctor.curvature.density import Spectrum
 from quire.errors import InputError
 
@@ -66,6 +67,9 @@ class Subject:
 
     def curvature(self, seconds: float = 10.0) -> Spectrum | None:
         return case_spectrum(Case(self.model, self.loss, self.batches), seconds)
+
+    def step(self, steps: int, optimiser: Optimiser) -> StepAdvice | None:
+        return case_step(Case(self.model, self.loss, self.batches), steps, optimiser)
 
 
 def missing(output: Any, target: Any) -> Tensor:

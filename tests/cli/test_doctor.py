@@ -95,6 +95,20 @@ def test_what_is_wrong_with_a_stranger_is_said_first(stranger: Path, quire: Any)
     assert creeps.out.startswith("The step is too small, at SGD, step size 1e-06: use a step size of about ")
 
 
+def test_a_step_is_advised_for_models_and_runs(stranger: Path, quire: Any) -> None:
+    found = quire("doctor", "stranger.py:creeping", "--advise", "40", "--optimiser", "sgd", "--json")
+    step = json.loads(found.out)["advice"]["step"]
+    # It learns with that step, where 1e-6 did nothing.
+    assert 1e-2 < step < 10
+    assert quire("train", "softmax", "--epochs", "1", "--out", "run", "--quiet").code == 0
+    text = quire("doctor", "run", "--advise", "20", "--no-curvature").out
+    assert "\nadvice: Step size " in text
+    assert "of adam: the loss went from" in text
+    short = quire("doctor", "run", "--advise", "3")
+    assert short.code == 2
+    assert "--advise 3" in short.error
+
+
 def test_a_model_on_a_file_of_ones_own(stranger: Path, quire: Any) -> None:
     found = quire("doctor", "stranger.py:plain", "--data", "rows.csv", "--target", "answer", "--lr", "0.01")
     assert found.code == 0, found.error

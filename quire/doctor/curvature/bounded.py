@@ -1,19 +1,22 @@
-"""The curvature of a case within a bounded time: as many products with the Hessian as fit."""
+"""The curvature of a case within a bounded time, as many products with the Hessian as fit; and its steps."""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from quire.doctor.case import Case
+from quire.doctor.case import Case, Whole
 from quire.doctor.curvature.density import Spectrum, hessian_spectrum
 from quire.doctor.curvature.hessian import Hessian, random_direction, twice_differentiable
+from quire.doctor.curvature.steps import StepAdvice, advise_step
 from quire.functional.modes import evaluating
 
+Optimiser = Literal["sgd", "adam"]
 ROWS = 128
 NUMBERS = 1 << 27
 """Of the vectors that Lanczos' method keeps."""
@@ -53,3 +56,16 @@ def case_spectrum(case: Case, seconds: float = 10.0) -> Spectrum | None:
         products = max(min(LEAST, hessian.size), min(products, int(seconds / (probes * cost))))
         with torch.no_grad():
             return hessian_spectrum(hessian, k=products, probes=probes, seed=case.seed)
+
+
+def case_step(
+    case: Case, steps: int, optimiser: Optimiser = "sgd", momentum: float | None = None
+) -> StepAdvice | None:
+    """The step size for so many steps over the case's batches; None where none can be taken."""
+    if not case.trains:
+        return None
+    whole = Whole(case)
+    return advise_step(
+        whole, lambda loss, _: loss, whole.batches(), steps=steps, optimiser=optimiser, momentum=momentum,
+        seed=case.seed,
+    )  # fmt: skip
