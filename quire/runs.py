@@ -87,7 +87,7 @@ class Run:
             prepared = self._prepare(data, need_target=self.task.needs_target)
             fields = several_targets_of(prepared.data, self.preparation)
             return {"data": evaluate(self.task, fields.to(self.device))}
-        plan = self.plan()
+        plan = self.plan
         parts = {"train": plan.data.train, "validation": plan.data.validation, "test": plan.data.test}
         return {
             name: evaluate(self.task, as_judged(part).to(self.device))
@@ -105,8 +105,7 @@ class Run:
         it was at first and as it was left, and on its data."""
         from quire.recipes.checkup import check_up
 
-        plan = self.plan()
-        return check_up(plan, self.task, self.records, self.result, silence=silence)
+        return check_up(self.plan, self.task, self.records, self.result, silence=silence)
 
     def curvature(self, seconds: float = 10.0) -> Spectrum | None:
         """The curvature of the training loss where the run was left; None for what has no gradient, or
@@ -119,7 +118,7 @@ class Run:
         if isinstance(self.task, StatisticsTask) or len(self.task.players) > 1:
             return None
         seed = int(self.config["options"].get("seed", 0))
-        few = batches(self.plan().data.train, seed, self.device)
+        few = batches(self.plan.data.train, seed, self.device)
         return case_spectrum(TaskCase(self.task, few, seed=seed), seconds)
 
     def advise_step(self, steps: int) -> StepAdvice | None:
@@ -130,7 +129,7 @@ class Run:
         from quire.recipes.checkup import batches
         from quire.train import StatisticsTask
 
-        plan = self.plan()
+        plan = self.plan
         options: Any = plan.options
         if isinstance(plan.task, StatisticsTask) or len(plan.task.players) > 1:
             return None
@@ -139,8 +138,9 @@ class Run:
         case = TaskCase(plan.task.to(self.device), few, seed=options.seed)
         return case_step(case, steps, options.optim.name, momentum)
 
+    @cached_property
     def plan(self) -> Plan:
-        """Task, data and options anew, on the file that the run was trained on."""
+        """Task, data and options as they were before training, on the file that the run was trained on."""
         from quire.recipes.base import RECIPES
 
         options = self.options()

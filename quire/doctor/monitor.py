@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quire.data.batch import epoch_order
 from quire.doctor.case import Case, Loss, TaskCase
-from quire.doctor.course import Course
+from quire.doctor.course import Course, number
 from quire.doctor.curvature.sharpness import Sharpness
 from quire.doctor.findings import Finding
 from quire.doctor.verdict import Verdict, judge
@@ -160,7 +160,7 @@ class Watching(Callback):
     def on_record(self, descent: Descent, record: Record) -> None:
         for monitor in self.monitors.values():
             if record["split"] == "train":
-                monitor.course.train.append((record["step"], float(record["values"]["loss"] or "nan")))
+                monitor.course.train.append((record["step"], number(record["values"]["loss"])))
             for finding in monitor.verdict().findings:
                 key = (finding.code, finding.where)
                 if self.said is not None and finding.severity != "note" and key not in self._told:

@@ -30,8 +30,12 @@ DISTINCT = [name for name in NAMES if name not in ("alexnet", "vgg", "googlenet"
 """Without those that lenet and resnet stand for: the same plan with another network, whose own tests export
 it."""
 ALIKE = {"sparse", "contractive", "vae", "gan", "contrastive", "gpt-lora"}
-"""Other options of a task that autoencoder, cvae, cgan, siamese or gpt-qlora is resumed and exported with."""
-RESUMED = [name for name in DISTINCT if name not in ALIKE | {"rnn", "lstm"}]
+"""Other options of a task that autoencoder, cvae, cgan, siamese or gpt-qlora is resumed and exported with; of
+dense and recurrent networks, mlp and gru are resumed."""
+RESUMED = [
+    name for name in DISTINCT
+    if name not in ALIKE | {"rnn", "lstm", "linear", "logistic", "softmax", "heteroscedastic"}
+]  # fmt: skip
 EXPORTED = [name for name in DISTINCT if name not in ALIKE | {"denoising", "masked"}]
 
 

@@ -116,13 +116,15 @@ def test_every_recipe_has_folds_or_says_why_not(name: str, runs: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["mlp", "bagging", "transfer", "polynomial", "kmeans", "resnet", "cgan", "gpt-lora"]
+)
 def test_another_seed_gives_another_start(name: str, runs: Any) -> None:
     again = Again(load(runs(name).run))
     first, same, other = (again.start(seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(value, same[key]) for key, value in first.items())
     differs = [key for key, value in first.items() if not torch.equal(value, other[key])]
-    begins_alike = name in ("pca", "kmeans", "gmm", "polynomial", "nadaraya-watson", "gpt-lora", "gpt-qlora")
+    begins_alike = name in ("kmeans", "polynomial", "gpt-lora")
     assert bool(differs) != begins_alike, differs
     if name == "transfer":
         assert differs == ["model.head.weight"]  # the body that was taken over stays

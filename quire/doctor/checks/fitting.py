@@ -20,6 +20,8 @@ STEPS = 60
 SECONDS = 1.5
 LEAST_STEPS = 20
 STEP_SIZES = (1e-3, 1e-2)
+ENOUGH = 0.8
+"""Of the first loss: what has come down to this is being learned."""
 
 
 @CHECKS.register("one-batch")
@@ -35,7 +37,7 @@ def one_batch(case: Case) -> Iterator[Finding]:
         if values:
             started, taken = values[0], max(taken, len(values))
             best = min(best, min(values))
-        if best < 0.8 * started or best < 1e-3:
+        if best < ENOUGH * started or best < 1e-3:
             return
     # What is already learned, or has a floor of its own (a likelihood), may well stay where it is.
     if taken >= LEAST_STEPS and best > started - 0.02 * abs(started) and abs(started) > 1e-3:
@@ -70,6 +72,8 @@ def learn(case: Case, pair: Pair, step_size: float) -> list[float]:
             values.append(float(value.detach()))
             if not math.isfinite(values[-1]) or time.perf_counter() > until + 2 * SECONDS:
                 return values[:-1]
+            if values[-1] < ENOUGH * values[0]:
+                break
             optimiser.step()
     return values
 
