@@ -117,9 +117,8 @@ class Run:
 
         if isinstance(self.task, StatisticsTask) or len(self.task.players) > 1:
             return None
-        seed = int(self.config["options"].get("seed", 0))
-        few = batches(self.plan.data.train, seed, self.device)
-        return case_spectrum(TaskCase(self.task, few, seed=seed), seconds)
+        few = batches(self.plan, self.device)
+        return case_spectrum(TaskCase(self.task, few, seed=self.plan.options.seed), seconds)
 
     def advise_step(self, steps: int) -> StepAdvice | None:
         """The step size with which the first `steps` of this run would have ended lowest, with its own kind
@@ -133,7 +132,7 @@ class Run:
         options: Any = plan.options
         if isinstance(plan.task, StatisticsTask) or len(plan.task.players) > 1:
             return None
-        few = batches(plan.data.train, options.seed, self.device)
+        few = batches(plan, self.device)
         momentum = options.optim.momentum if options.optim.name == "sgd" else options.optim.beta1
         case = TaskCase(plan.task.to(self.device), few, seed=options.seed)
         return case_step(case, steps, options.optim.name, momentum)

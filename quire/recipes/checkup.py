@@ -21,7 +21,7 @@ from quire.train import StatisticsTask
 from quire.train.keeping import Record
 from quire.train.task import Task
 
-BATCHES, ROWS = 4, 64
+BATCHES, ROWS, LEAST_ROWS = 4, 64, 8
 
 
 def check_up(
@@ -58,8 +58,7 @@ def look_at_player(
 ) -> list[Finding]:
     """Findings at the first weights; what both look like goes into the course."""
     device = trained.device
-    few = batches(plan.data.train, plan.options.seed, device)
-    validation = batches(plan.data.validation, plan.options.seed, device) if plan.data.validation else []
+    few, validation = batches(plan, device), batches(plan, device, "validation")
     fresh = TaskCase(plan.task.to(device), few, player, plan.options.seed, validation)
     fresh.source, fresh.validation_source = Whole(plan.data.train), Whole(plan.data.validation)
     found = list(examine_case(fresh, silence))
@@ -92,9 +91,16 @@ def look_at(case: TaskCase, step: int) -> Look | None:
         return look(case.model, lambda: case.loss_of(case.model, case.first), step)[0]
 
 
-def batches(data: Data, seed: int, device: torch.device) -> list[Batch]:
-    rows = epoch_order(len(data), seed, -2)[: BATCHES * ROWS]
-    return [batch.to(device) for batch in data.batches(rows, min(ROWS, len(rows)))]
+def batches(plan: Plan, device: torch.device, part: str = "train") -> list[Batch]:
+    """A few of a part, of the run's own size unless that is large."""
+    data: Data | None = getattr(plan.data, part)
+    if data is None or not len(data):
+        return []
+    options: Any = plan.options
+    own = options.train.batch_size if isinstance(options, DescentOptions) else 0
+    size = max(LEAST_ROWS, min(ROWS, own or ROWS))
+    rows = epoch_order(len(data), options.seed, -2)[: BATCHES * size]
+    return [batch.to(device) for batch in data.batches(rows, min(size, len(rows)))]
 
 
 def baseline(plan: Plan, result: Mapping[str, Any] | None) -> Baseline | None:

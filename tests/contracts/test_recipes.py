@@ -29,14 +29,15 @@ QUICK = {"lenet", "ssd", "gru", "textclass"} | {n for n in NAMES if RECIPES[n].t
 DISTINCT = [name for name in NAMES if name not in ("alexnet", "vgg", "googlenet", "resnext", "densenet")]
 """Without those that lenet and resnet stand for: the same plan with another network, whose own tests export
 it."""
-ALIKE = {"sparse", "contractive", "vae", "gan", "contrastive", "gpt-lora"}
-"""Other options of a task that autoencoder, cvae, cgan, siamese or gpt-qlora is resumed and exported with; of
-dense and recurrent networks, mlp and gru are resumed."""
+ALIKE = {"sparse", "contractive", "vae", "gan", "contrastive"}
+"""Other options of a task that autoencoder, cvae, cgan or siamese is resumed and exported with; of dense,
+convolutional, recurrent and tuned networks, mlp, lenet, gru and gpt-lora are resumed; gpt-qlora is
+exported."""
 RESUMED = [
     name for name in DISTINCT
-    if name not in ALIKE | {"rnn", "lstm", "linear", "logistic", "softmax", "heteroscedastic"}
+    if name not in ALIKE | {"rnn", "lstm", "linear", "logistic", "softmax", "heteroscedastic", "gpt-qlora", "gpt", "resnet"}
 ]  # fmt: skip
-EXPORTED = [name for name in DISTINCT if name not in ALIKE | {"denoising", "masked"}]
+EXPORTED = [name for name in DISTINCT if name not in ALIKE | {"denoising", "masked", "gpt-lora"}]
 
 
 def tried(names: Iterable[str]) -> list[Any]:
