@@ -33,10 +33,8 @@ ALIKE = {"sparse", "contractive", "vae", "gan", "contrastive"}
 """Other options of a task that autoencoder, cvae, cgan or siamese is resumed and exported with; of dense,
 convolutional, recurrent and tuned networks, mlp, lenet, gru and gpt-lora are resumed; gpt-qlora is
 exported."""
-RESUMED = [
-    name for name in DISTINCT
-    if name not in ALIKE | {"rnn", "lstm", "linear", "logistic", "softmax", "heteroscedastic", "gpt-qlora", "gpt", "resnet"}
-]  # fmt: skip
+SPARED = {"linear", "logistic", "softmax", "heteroscedastic", "resnet", "rnn", "lstm", "gpt", "gpt-qlora"}
+RESUMED = [name for name in DISTINCT if name not in ALIKE | SPARED]
 EXPORTED = [name for name in DISTINCT if name not in ALIKE | {"denoising", "masked", "gpt-lora"}]
 
 
