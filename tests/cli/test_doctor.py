@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 STRANGER = """
 import torch
 from torch import nn

@@ -15,6 +15,8 @@ from quire.cli.objects import typed_object
 from quire.errors import InputError
 from tests.cli.conftest import Quire
 
+pytestmark = pytest.mark.slow
+
 OWN = """
 import torch
 from dataclasses import dataclass

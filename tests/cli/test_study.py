@@ -13,6 +13,8 @@ from PIL import Image
 from quire.cli.main import main
 from tests.cli.conftest import Quire
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -31,6 +31,8 @@ from quire.functional.receptive import receptive_field_of
 from quire.models import GPT, GPTConfig
 from tests.doctor.networks import NETWORKS
 
+pytestmark = pytest.mark.slow
+
 
 def total(output: Any) -> Tensor:
     """The sum of all outputs."""

@@ -13,6 +13,8 @@ from quire.doctor.curvature import largest_eigenvalue
 from quire.errors import InputError
 from quire.models.gpt import GPT, GPTConfig
 
+pytestmark = pytest.mark.slow
+
 Batches = list[tuple[Tensor, Tensor]]
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 

@@ -35,6 +35,8 @@ from quire.doctor.studies.shape import equivariance, linear_regions, relu_chain
 from quire.errors import InputError
 from quire.functional import k_fold, sawtooth
 
+pytestmark = pytest.mark.slow
+
 IRIS = load_iris()
 
 

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from quire.doctor.curvature.sharpness import Sharpness
 from quire.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 class Parabola(nn.Module):
     """½ Σ λ_i w_i², whatever the inputs."""

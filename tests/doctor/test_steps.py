@@ -18,6 +18,8 @@ from quire.doctor.curvature.steps import StepAdvice, advise_step, stable_limit
 from quire.errors import InputError
 from quire.models.gpt import GPT, GPTConfig
 
+pytestmark = pytest.mark.slow
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 Problem = tuple[nn.Module, Loss, Tensor, Tensor]
 STEPS = 100

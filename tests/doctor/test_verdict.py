@@ -20,6 +20,8 @@ from quire.models import MLP, MLPConfig
 from quire.tasks.supervised import Categorical, Supervised
 from quire.train import fit
 
+pytestmark = pytest.mark.slow
+
 Loss = Callable[[Any, Any], Tensor]
 
 

@@ -28,6 +28,8 @@ from quire.train import StatisticsTask, evaluate
 from quire.train.folder import RunFolder
 from tests.recipes.examples import target_for, write_data
 
+pytestmark = pytest.mark.slow
+
 NAMES = [name for name in RECIPES if name not in ("alexnet", "vgg", "googlenet", "resnext", "densenet")]
 """Without those that lenet and resnet stand for."""
 TABLES = ("classes", "two classes", "values", "any", "several")
