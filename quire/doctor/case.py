@@ -67,8 +67,7 @@ class Pair:
     def head(self, rows: int) -> Pair:
         """The first rows, where the parts of a batch have them in common; about as many of a task's batch."""
         if self.whole is not None:
-            few = self.whole.split(max(1, len(self.whole) // rows))[0]
-            return Pair((few.inputs,), few.fields.get("target"), few)
+            return Pair.of(self.whole.split(max(1, len(self.whole) // rows))[0])
         parts = [*self.inputs, self.target]
         if not all(isinstance(part, Tensor) and part.ndim for part in parts):
             return self
@@ -76,14 +75,16 @@ class Pair:
             return self
         return Pair(tuple(part[:rows] for part in self.inputs), self.target[:rows])
 
-    @classmethod
-    def of_task(cls, batch: Batch) -> Pair:
-        return cls((batch.inputs,), batch.fields.get("target"), batch)
+    @property
+    def rows(self) -> int:
+        """0 where the inputs are no tensor."""
+        first = self.inputs[0] if self.inputs else None
+        return len(first) if isinstance(first, Tensor) and first.ndim else 0
 
     @classmethod
     def of(cls, batch: Any) -> Pair:
         if isinstance(batch, Batch):
-            return cls.of_task(batch)
+            return cls((batch.inputs,), batch.fields.get("target"), batch)
         if isinstance(batch, Mapping) and {"inputs", "target"} <= set(batch):
             return cls((batch["inputs"],), batch["target"])
         if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) >= 2:
@@ -108,17 +109,14 @@ class Case:
         validation: Iterable[Any] = (),
     ) -> None:
         self.original, self.loss, self.optimisers, self.seed = model, loss, tuple(optimisers), seed
-        self.batches = [self.pair(batch) for batch in islice(iter(batches), MOST_BATCHES)]
-        self.validation = [self.pair(batch) for batch in islice(iter(validation), MOST_BATCHES)]
+        self.batches = [Pair.of(batch) for batch in islice(iter(batches), MOST_BATCHES)]
+        self.validation = [Pair.of(batch) for batch in islice(iter(validation), MOST_BATCHES)]
         self.source, self.validation_source = batches, validation
         self.rows = row_count(batches)
         if not self.batches:
             raise InputError("no batch", expected="at least one", fix="check the loader and its data set")
         first = next((p for p in model.parameters()), None)
         self.device = torch.device("cpu") if first is None else first.device
-
-    def pair(self, batch: Any) -> Pair:
-        return Pair.of(batch)
 
     @cached_property
     def first(self) -> Pair:
@@ -214,15 +212,15 @@ class Case:
         return int(output.shape[1]) if tuple(target.shape) == shape and output.shape[1] > 1 else None
 
 
-class Whole(nn.Module):
+class AsModule(nn.Module):
     """A case as a module from the number of a batch, (1,), to its loss; a copy has the same batches."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.case, self.model = case, case.model
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Whole:
-        made = Whole(self.case)
+    def __deepcopy__(self, memo: dict[int, Any]) -> AsModule:
+        made = AsModule(self.case)
         made.model = copy.deepcopy(self.model, memo)
         return made
 
@@ -258,9 +256,6 @@ class TaskCase(Case):
     ) -> None:
         self.player = player
         super().__init__(task, added, batches, seed=seed, validation=validation)
-
-    def pair(self, batch: Any) -> Pair:
-        return Pair.of_task(batch)
 
     @cached_property
     def model(self) -> nn.Module:

@@ -115,9 +115,13 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def finite(curve: Curve) -> Curve:
+    return [(step, value) for step, value in curve if math.isfinite(value)]
+
+
 def falls(curve: Curve) -> float:
     """Share of its first value that a curve has lost at its lowest."""
-    values = [value for _, value in curve if math.isfinite(value)]
+    values = [value for _, value in finite(curve)]
     if not values or values[0] == 0:
         return 0.0
     return (values[0] - min(values)) / abs(values[0])

@@ -7,10 +7,9 @@ B rows of a batch, n parameters.
 from __future__ import annotations
 
 import copy
-import math
 import time
-from collections.abc import Sequence
 from functools import partial
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +64,11 @@ def trial(course: Course, factor: float, batches: int) -> Trial:
     """Over the same rows at the beginning and at the end."""
     values = [value for _, value in course.train]
     few = max(1, min(batches, len(values) // 2))
-    return Trial(factor, mean(values[:few]), mean(values[-few:]))
+    return Trial(factor, fmean(values[:few]), fmean(values[-few:]))
 
 
-def train_copy(case: Case, course: Course, factor: float, steps: int, until: float) -> int:
-    """How many steps were taken; each is written into `course`, looks included where the factor is 1."""
+def train_copy(case: Case, course: Course, factor: float, steps: int, until: float) -> None:
+    """Each step is written into `course`, looks included where the factor is 1."""
     model = copy.deepcopy(case.model)
     optimiser = optimiser_of(case, model, factor)
     pairs = [case.placed(pair) for pair in case.batches]
@@ -77,7 +76,7 @@ def train_copy(case: Case, course: Course, factor: float, steps: int, until: flo
     with case.drawing():
         for step in range(steps):
             if step >= 10 and time.perf_counter() > until:
-                return step
+                return
             pair = pairs[step % len(pairs)]
             found, gradients = look(model, partial(case.loss_of, model, pair), step)
             course.train.append((step, found.loss))
@@ -85,11 +84,10 @@ def train_copy(case: Case, course: Course, factor: float, steps: int, until: flo
             if factor == 1.0:
                 course.looks.append(found)
             if found.broken() is not None:
-                return step
+                return
             for p, gradient in zip(named, gradients, strict=True):
                 p.grad = gradient
             optimiser.step()
-    return steps
 
 
 def optimiser_of(case: Case, model: nn.Module, factor: float) -> Optimiser:
@@ -109,8 +107,8 @@ def gradient_noise(case: Case, model: nn.Module) -> Noise | None:
     """From the gradients of two or more batches of one size, at the same weights:
 
     |G|² ≈ |mean|² − tr S/P,   tr Σ ≈ B·tr S,   S the variance of P batches' gradients"""
-    rows = len(case.batches[0].inputs[0]) if sized(case.batches[0]) else 0
-    pairs = [pair for pair in case.batches if sized(pair) and len(pair.inputs[0]) == rows]
+    rows = case.batches[0].rows
+    pairs = [pair for pair in case.batches if pair.rows == rows]
     if len(pairs) < 3 or not rows:
         return None
     gradients = []
@@ -179,11 +177,3 @@ def recurrent_sizes(model: nn.Module) -> dict[str, float]:
                     norms = [torch.linalg.matrix_norm(block.double(), 2) for block in blocks]
                     sizes[f"{name}.{key}" if name else key] = float(max(norms))
     return sizes
-
-
-def sized(pair: Pair) -> bool:
-    return bool(pair.inputs) and isinstance(pair.inputs[0], Tensor)
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

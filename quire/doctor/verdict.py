@@ -3,7 +3,6 @@ the gravest first and one of them in a sentence."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 
 from quire.doctor import signs  # noqa: F401  they register themselves
 from quire.doctor.case import Case, Loss
-from quire.doctor.course import Course
+from quire.doctor.course import Course, finite
 from quire.doctor.examine import examine_case, given_optimisers
 from quire.doctor.findings import CHECKS, SIGNS, Diagnosis, Finding
 from quire.doctor.probe import probe
@@ -64,7 +63,7 @@ def diagnose(
 
         print(diagnose(model, torch.nn.functional.cross_entropy, loader, optimisers=optimiser))
 
-    `seconds` bounds the steps; with an optimiser, a tenth and ten times its step size are tried as well.
+    `seconds` bounds the steps; where the step size of a given optimiser learns nothing, others are tried.
     """
     check_silenced(silence)
     case = Case(model, loss, batches, given_optimisers(optimisers), seed, validation)
@@ -102,7 +101,7 @@ def check_silenced(names: Sequence[str]) -> None:
 
 
 def progress(course: Course) -> str:
-    values = [(step, value) for step, value in course.train if math.isfinite(value)]
+    values = finite(course.train)
     if len(values) < 2:
         return "the model can be trained"
     if course.players > 1:

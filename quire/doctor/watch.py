@@ -191,17 +191,26 @@ def measure(
     if output.ndim > 1 and len(output) > 1:
         rows = output.flatten(1)[:256]
         spread = (rows.var(0, correction=0).mean() / rows.square().mean().clamp_min(1e-30)).double().sqrt()
-    dead = saturated = reach = none
-    if isinstance(module, RECTIFIERS) and len(output) >= 8:
-        dead = (by_unit(output) == 0).all(0).double().mean()
-    low = SQUASHERS.get(type(module))
-    if low is not None:
-        saturated = ((output > 1 - NEAR) | (output < low + NEAR)).double().mean()
+    dead, saturated, reach = dead_share(module, output), saturated_share(module, output), none
     slope = slopes.get(id(given)) if given is not None else None
     if slope is not None and slope.ndim == 3:
         along = slope.movedim(1, 0) if getattr(module, "batch_first", False) else slope
         reach = (along[0].norm() / along[-1].norm().clamp_min(1e-30)).double()
-    return [large, spread, dead, saturated, none if gradient is None else size(gradient), reach]
+    found = (dead, saturated, None if gradient is None else size(gradient))
+    return [large, spread, *(none if value is None else value for value in found), reach]
+
+
+def dead_share(module: nn.Module, output: Tensor) -> Tensor | None:
+    """Of the units of a rectifier, those that give 0 for every row; None of others, or of too few rows."""
+    if not isinstance(module, RECTIFIERS) or len(output) < 8:
+        return None
+    return (by_unit(output) == 0).all(0).double().mean()
+
+
+def saturated_share(module: nn.Module, output: Tensor) -> Tensor | None:
+    """Of the values of a bounded activation, those near a bound; None of others."""
+    low = SQUASHERS.get(type(module))
+    return None if low is None else ((output > 1 - NEAR) | (output < low + NEAR)).double().mean()
 
 
 def activation(name: str, module: nn.Module, output: Tensor, numbers: list[float]) -> Activation:

@@ -7,12 +7,12 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.doctor.case import Case, Pair
+from quire.doctor.costs.table import as_bytes
 from quire.doctor.findings import CHECKS, Finding
 
 ROWS = 8
@@ -45,7 +45,8 @@ def one_batch(case: Case) -> Iterator[Finding]:
             "warning",
             "one batch cannot be learned by heart",
             "model",
-            f"{taken} steps of Adam on {rows_of(pair)} rows take the loss from {started:.4g} to {best:.4g}",
+            f"{taken} steps of Adam on {pair.rows or 'some'} rows take the loss from {started:.4g} to "
+            f"{best:.4g}",
             "look for targets that do not belong to their inputs, a loss that cannot fall, or layers that "
             "pass nothing on",
         )
@@ -78,10 +79,6 @@ def learn(case: Case, pair: Pair, step_size: float) -> list[float]:
     return values
 
 
-def rows_of(pair: Pair) -> Any:
-    return len(pair.inputs[0]) if pair.inputs and isinstance(pair.inputs[0], Tensor) else "some"
-
-
 @CHECKS.register("memory")
 def memory(case: Case) -> Iterator[Finding]:
     free = free_bytes(case.device)
@@ -95,18 +92,18 @@ def memory(case: Case) -> Iterator[Finding]:
             "warning",
             "weights, gradients and Adam's moments do not fit into memory",
             "model",
-            f"{gib(held + needed)} GiB in all, and {gib(free)} GiB are free beside the weights",
+            f"{as_bytes(held + needed)} in all, and {as_bytes(free)} are free beside the weights",
             "train fewer parameters (LoRA), in half precision, or on several devices",
         )
     pair, rows = case.batches[0], case.rows
-    if rows and pair.inputs and isinstance(pair.inputs[0], Tensor) and len(pair.inputs[0]):
+    if rows and pair.rows:
         each = sum(v.nbytes / len(v) for v in pair.inputs if isinstance(v, Tensor) and v.ndim)
         if rows * each > free:
             yield Finding(
                 "note",
                 "the data do not fit into memory",
                 "inputs",
-                f"{rows:,} rows of {each:,.0f} bytes are {gib(rows * each)} GiB; {gib(free)} GiB are free",
+                f"{rows:,} rows of {each:,.0f} bytes are {as_bytes(rows * each)}; {as_bytes(free)} are free",
                 "keep reading them batch by batch, and never list(loader)",
             )
 
@@ -120,7 +117,3 @@ def free_bytes(device: torch.device) -> float | None:
         return None
     found = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return float(found[0][1]) * 1024 if found else None
-
-
-def gib(size: float) -> str:
-    return f"{size / 2**30:.3g}"

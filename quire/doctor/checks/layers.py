@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from quire.doctor.case import NORMS, Case, finite
 from quire.doctor.findings import CHECKS, Finding
-from quire.doctor.watch import NEAR, RECTIFIERS, SQUASHERS, TINY, by_unit
-
-DEAD, MOST_DEAD = 0.5, 0.9
-"""Shares of dead units that are worth a word, and that are too much."""
+from quire.doctor.flow import IDLE, NEARLY_ALL, exploding, vanishing
+from quire.doctor.watch import NEAR, TINY, by_unit, dead_share, saturated_share
 
 
 @CHECKS.register("batch-norm")
@@ -121,16 +119,13 @@ def initial_variance(case: Case) -> Iterator[Finding]:
 @CHECKS.register("dead-units")
 def dead_units(case: Case) -> Iterator[Finding]:
     for layer in case.step.layers.values():
-        if not isinstance(layer.module, RECTIFIERS) or not layer.outputs or len(layer.output) < 8:
-            continue
-        units = by_unit(layer.output)
-        dead = float((units == 0).all(0).double().mean())
-        if dead > DEAD:
+        share = dead_share(layer.module, layer.output) if layer.outputs else None
+        if share is not None and (dead := float(share)) > IDLE:
             yield Finding(
-                "warning" if dead > MOST_DEAD else "note",
+                "warning" if dead > NEARLY_ALL else "note",
                 "most units give 0 for every row",
                 layer.name,
-                f"{100 * dead:.0f} % of {units.shape[1]} units, {len(layer.output)} rows",
+                f"{100 * dead:.0f} % of {by_unit(layer.output).shape[1]} units, {len(layer.output)} rows",
                 "start with smaller weights and biases near 0, lower the step size, or use leaky ReLU",
             )
             return
@@ -140,18 +135,16 @@ def dead_units(case: Case) -> Iterator[Finding]:
 def saturated_units(case: Case) -> Iterator[Finding]:
     layers = [y for y in case.step.layers.values() if y.outputs]
     for layer in layers[:-1]:
-        low = SQUASHERS.get(type(layer.module))
-        if low is not None:
-            share = ((layer.output > 1 - NEAR) | (layer.output < low + NEAR)).double().mean()
-            if share > 0.5:
-                yield Finding(
-                    "warning",
-                    "most units are saturated, and pass no gradient",
-                    layer.name,
-                    f"{100 * float(share):.0f} % of all values lie within 0.01 of a bound",
-                    "scale the inputs, and start with smaller weights",
-                )
-                return
+        share = saturated_share(layer.module, layer.output)
+        if share is not None and float(share) > IDLE:
+            yield Finding(
+                "warning",
+                "most units are saturated, and pass no gradient",
+                layer.name,
+                f"{100 * float(share):.0f} % of all values lie within {NEAR} of a bound",
+                "scale the inputs, and start with smaller weights",
+            )
+            return
 
 
 @CHECKS.register("gradient-flow")
@@ -159,32 +152,15 @@ def gradient_flow(case: Case) -> Iterator[Finding]:
     """Gradients of weights, relative to the weights, from the first layer to the last."""
     if case.step.stage != "done":
         return
-    found = [
+    flow = [
         (name, float(p.grad.norm() / p.detach().norm()))
         for name, p in case.model.named_parameters()
         # Weights that start at 0 have no size that a gradient could be compared with.
         if p.ndim > 1 and p.grad is not None and finite(p.grad) and float(p.detach().abs().max()) > TINY
     ]
-    if len(found) < 4:
-        return
-    (first, start), (last, end) = found[0], found[-1]
-    if end > 0 and start < 1e-5 * end:
-        yield Finding(
-            "warning",
-            "gradients vanish on the way to the first layers",
-            first,
-            f"relative to its weights the gradient is {start:.1e} there and {end:.1e} at {last}",
-            "use ReLU or GELU with He's initial weights, normalisation, or residual connections",
-        )
-    large = [(name, size) for name, size in found if size > 1e3]
-    if large:
-        yield Finding(
-            "warning",
-            "gradients explode",
-            large[0][0],
-            f"{large[0][1]:.1e} times as large as the weights; large at {len(large)} of {len(found)} weights",
-            "start with smaller weights, normalise, and clip gradients by their norm",
-        )
+    yield from vanishing(flow)
+    if len(flow) >= 4:
+        yield from exploding(flow)
 
 
 def linear(module: nn.Module) -> bool:

@@ -46,7 +46,7 @@ def fingerprints(pairs: list[Pair], source: Any) -> Iterator[tuple[bytes, tuple[
     again = source is not None and not isinstance(source, Iterator)
     for number, batch in enumerate(source if again else pairs):
         pair = batch if isinstance(batch, Pair) else Pair.of(batch)
-        if not sized(pair) or (number >= len(pairs) and time.perf_counter() > until):
+        if not pair.rows or (number >= len(pairs) and time.perf_counter() > until):
             return
         for place, row in enumerate(pair.inputs[0].detach().cpu().contiguous()):
             numbers = (row.float() if row.dtype == torch.bfloat16 else row).numpy()
@@ -146,7 +146,3 @@ def padding_counts(case: Case) -> Iterator[Finding]:
             "changes with them",
             f"give the loss ignore_index={token}, or set those targets to -100",
         )
-
-
-def sized(pair: Pair) -> bool:
-    return bool(pair.inputs) and isinstance(pair.inputs[0], Tensor) and pair.inputs[0].ndim > 0

@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from quire.doctor.case import Case, Whole
+from quire.doctor.case import AsModule, Case
 from quire.doctor.curvature.density import Spectrum, hessian_spectrum
 from quire.doctor.curvature.hessian import Hessian, random_direction, twice_differentiable
-from quire.doctor.curvature.steps import StepAdvice, advise_step
+from quire.doctor.curvature.steps import Optimiser, StepAdvice, advise_step
 from quire.functional.modes import evaluating
 
-Optimiser = Literal["sgd", "adam"]
 ROWS = 128
 NUMBERS = 1 << 27
 """Of the vectors that Lanczos' method keeps."""
@@ -64,8 +62,8 @@ def case_step(
     """The step size for so many steps over the case's batches; None where none can be taken."""
     if not case.trains:
         return None
-    whole = Whole(case)
+    module = AsModule(case)
     return advise_step(
-        whole, lambda loss, _: loss, whole.batches(), steps=steps, optimiser=optimiser, momentum=momentum,
+        module, lambda loss, _: loss, module.batches(), steps=steps, optimiser=optimiser, momentum=momentum,
         seed=case.seed,
     )  # fmt: skip

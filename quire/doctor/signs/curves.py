@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from quire.doctor.course import Course, Curve, falls
+from quire.doctor.course import Course, Curve, falls, finite
 from quire.doctor.findings import SIGNS, Finding
 
 LEARNED = 0.02
@@ -96,10 +95,6 @@ def unfinished(course: Course) -> Iterator[Finding]:
             f"{100 * gained / whole:.0f} % of the whole fall came in the last fifth",
             "train longer: quire train RECIPE --resume RUN --epochs N",
         )
-
-
-def finite(curve: Curve) -> Curve:
-    return [(step, value) for step, value in curve if math.isfinite(value)]
 
 
 def nearest(curve: Curve, step: int) -> float:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from statistics import median
 
-from quire.doctor.course import Course, falls
+from quire.doctor.course import Course, falls, finite
 from quire.doctor.findings import SIGNS, Finding
+from quire.doctor.flow import EXPLODED, exploding, vanishing
 
-VANISHED, EXPLODED = 1e-5, 1e3
 FORGOTTEN = 1e-6
 """Share of the last place's gradient that reaches the first one."""
 LEARNED = 0.1
@@ -20,66 +20,49 @@ SHATTERED = 0.3
 
 @SIGNS.register("not-finite")
 def not_finite(course: Course) -> Iterator[Finding]:
-    for seen in course.looks:
-        if (place := seen.broken()) is not None:
-            before = course.looks[max(0, course.looks.index(seen) - 1)]
-            yield Finding(
-                "error",
-                "a number became infinite, or none at all",
-                place,
-                f"first at step {seen.step}; the loss before it was {before.loss:.4g}, the gradient's norm "
-                f"{before.norm:.3g}",
-                "lower the step size, clip gradients by their norm, or keep logarithms and divisions from 0",
-            )
-            return
-    for name, curve in (("training loss", course.train), ("gradient norm", course.norms)):
-        bad = [step for step, value in curve if not math.isfinite(value)]
-        if bad:
-            yield Finding(
-                "error",
-                "a number became infinite, or none at all",
-                name,
-                f"first at step {bad[0]}",
-                "lower the step size, clip gradients by their norm, or keep logarithms and divisions from 0",
-            )
-            return
+    places = [(number, place) for number, seen in enumerate(course.looks) if (place := seen.broken())]
+    curves = {"training loss": course.train, "gradient norm": course.norms}
+    steps = [
+        (name, step) for name, curve in curves.items() for step, value in curve if not math.isfinite(value)
+    ]
+    if places:
+        number, where = places[0]
+        before = course.looks[max(0, number - 1)]
+        evidence = (
+            f"first at step {course.looks[number].step}; the loss before it was {before.loss:.4g}, the "
+            f"gradient's norm {before.norm:.3g}"
+        )
+    elif steps:
+        where, evidence = steps[0][0], f"first at step {steps[0][1]}"
+    else:
+        return
+    yield Finding(
+        "error",
+        "a number became infinite, or none at all",
+        where,
+        evidence,
+        "lower the step size, clip gradients by their norm, or keep logarithms and divisions from 0",
+    )
 
 
 @SIGNS.register("vanishing-gradients")
-def vanishing(course: Course) -> Iterator[Finding]:
-    flow = relative_gradients(course)
-    if len(flow) < 4:
-        return
-    (first, start), (last, end) = flow[0], flow[-1]
-    if end > 0 and start < VANISHED * end:
-        yield Finding(
-            "warning",
-            "gradients vanish on the way to the first layers",
-            first,
-            f"relative to its weights the gradient is {start:.1e} there and {end:.1e} at {last}",
-            "use ReLU or GELU with He's initial weights, normalisation, or residual connections",
-        )
+def vanishing_gradients(course: Course) -> Iterator[Finding]:
+    yield from vanishing(relative_gradients(course))
 
 
 @SIGNS.register("exploding-gradients")
-def exploding(course: Course) -> Iterator[Finding]:
-    large = [(name, size) for name, size in relative_gradients(course) if size > EXPLODED]
-    norms = [value for _, value in course.norms if math.isfinite(value) and value > 0]
-    if large:
-        yield Finding(
-            "warning",
-            "gradients explode",
-            large[0][0],
-            f"{large[0][1]:.1e} times as large as the weights",
-            "start with smaller weights, normalise, and clip gradients by their norm",
-        )
-    elif len(norms) >= 4 and max(norms[1:]) > EXPLODED * median(norms):
-        step = max(course.norms, key=lambda pair: pair[1] if math.isfinite(pair[1]) else 0.0)[0]
+def exploding_gradients(course: Course) -> Iterator[Finding]:
+    steady = list(exploding(relative_gradients(course)))
+    yield from steady
+    norms = [(step, value) for step, value in finite(course.norms) if value > 0]
+    sizes = [value for _, value in norms]
+    if not steady and len(sizes) >= 4 and max(sizes[1:]) > EXPLODED * median(sizes):
+        step, largest = max(norms, key=lambda pair: pair[1])
         yield Finding(
             "warning",
             "gradients explode now and then",
             f"step {step}",
-            f"a norm of {max(norms):.3g}, where {median(norms):.3g} is usual",
+            f"a norm of {largest:.3g}, where {median(sizes):.3g} is usual",
             "clip gradients by their norm, at a few times the usual one",
         )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from quire.doctor.course import Course, Trial
+from quire.doctor.course import Course, Trial, finite
 from quire.doctor.findings import SIGNS, Finding
 
 BETTER = 5.0
@@ -120,7 +120,7 @@ def stability_limit(course: Course) -> float | None:
 
 def risen(course: Course) -> tuple[int, float, float] | None:
     """Step, lowest and last value, where the training loss ended far above both its start and its lowest."""
-    values = [(step, value) for step, value in course.train if math.isfinite(value)]
+    values = finite(course.train)
     if len(values) < 3:
         return None
     lowest, first = min(value for _, value in values), values[0][1]

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 
 from quire.doctor.course import Course, falls
 from quire.doctor.findings import SIGNS, Finding
-from quire.doctor.watch import Activation
+from quire.doctor.flow import IDLE, NEARLY_ALL
+from quire.doctor.watch import NEAR, Activation
 
-NEARLY_ALL = 0.9
-"""Share of dead units from which on it does not count that something was learned all the same."""
 LEARNED = 0.2
-"""Of the first loss, what has to go for that."""
-MOST = 0.5
-"""Share of dead or saturated units that is too much."""
+"""Of the first loss, what has to go for dead units to do no harm."""
 SAME = 1e-3
 """Of a layer's size, what has to differ between rows."""
 
@@ -21,7 +18,7 @@ SAME = 1e-3
 @SIGNS.register("units-die")
 def units_die(course: Course) -> Iterator[Finding]:
     for first, last in layers(course):
-        if last.dead is not None and last.dead > MOST:
+        if last.dead is not None and last.dead > IDLE:
             before = f", {100 * first.dead:.0f} % at first" if first.dead is not None else ""
             harmless = last.dead < NEARLY_ALL and falls(course.train) > LEARNED
             yield Finding(
@@ -37,12 +34,12 @@ def units_die(course: Course) -> Iterator[Finding]:
 @SIGNS.register("units-saturate")
 def units_saturate(course: Course) -> Iterator[Finding]:
     for first, last in layers(course)[:-1]:
-        if last.saturated is not None and last.saturated > MOST:
+        if last.saturated is not None and last.saturated > IDLE:
             yield Finding(
                 "warning",
                 "most units are saturated, and pass no gradient",
                 last.name,
-                f"{100 * last.saturated:.0f} % of all values lie within 0.01 of a bound, "
+                f"{100 * last.saturated:.0f} % of all values lie within {NEAR} of a bound, "
                 f"{100 * (first.saturated or 0.0):.0f} % at first",
                 "scale the inputs, start with smaller weights, and lower the step size",
             )
