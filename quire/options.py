@@ -140,6 +140,9 @@ class Train:
     """bfloat16 computes in mixed precision; weights and optimiser stay float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    capture: bool = True
+    """On a GPU, record a step that is alike from batch to batch and replay it as one, where launching its
+    kernels would take longer than running them."""
     noise: Noise = field(default_factory=Noise)
 
     def __post_init__(self) -> None:

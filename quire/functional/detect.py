@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +38,9 @@ from quire.functional.reduction import (
     require_same_shape,
     uniform,
 )
+from quire.kernels import refusal, use_triton
+
+Backend = Literal["auto", "torch", "triton"]
 
 BACKGROUND = 0
 UNMATCHED = -1
@@ -44,6 +48,8 @@ LEFT_OUT = -2
 """In place of the number of a true box: neither an object nor background."""
 TAIL = 0.02
 """Share of the boxes at either end of the sizes to which default boxes are not fitted."""
+MOST_BOXES = 4096
+"""True boxes of an image up to which the kernel matches them."""
 
 
 # Default boxes --------------------------------------------------------------------------------
@@ -134,13 +140,14 @@ def match_boxes(
     threshold: float = 0.5,
     present: Tensor | None = None,
     degenerate: Degenerate = "refuse",
+    backend: Backend = "auto",
 ) -> Tensor:
     """The number j of the true box that each default box learns, −1 for the background: (…, A).
 
     First the pair with the largest IoU of all is matched, then the largest of the boxes left on both sides,
     until each true box that overlaps anything has one default box of its own. After that every other default
     box learns the true box that it overlaps most, if their IoU is at least the threshold. Among equal
-    overlaps the first wins.
+    overlaps the first true box wins, then the first default box.
 
     `defaults` are (A, 4), `truth` (…, G, 4). Images with fewer than G true boxes say which rows are boxes in
     `present` (…, G); what stands in the other rows is not read. With `degenerate="zero"` boxes without area
@@ -160,6 +167,14 @@ def match_boxes(
             expected="0 < threshold ≤ 1",
             fix="the usual value is 0.5",
         )
+    if use_triton(backend, _reason(defaults, truth)):
+        from quire.kernels.matching import match
+
+        *batch, count, _ = truth.shape
+        flags = None if present is None else present.reshape(math.prod(batch), count)
+        rows = truth.detach().reshape(math.prod(batch), count, 4)
+        found: Tensor = match(defaults.detach(), rows, flags, threshold)
+        return found.view(*batch, len(defaults))
     overlap = iou_matrix(truth, defaults, degenerate="zero")  # …, G, A
     if present is not None:
         overlap = overlap.masked_fill(~present[..., None], 0.0)
@@ -176,8 +191,9 @@ def match_boxes(
         flat = left.flatten(1)
         place = flat.argmax(1)
         row, column = place // boxes, place % boxes
-        overlaps = flat[images, place] > 0
-        if on_host and not overlaps.any():
+        top = flat[images, place]
+        overlaps = top > 0
+        if on_host and not top.any():
             break
         index[images, column] = torch.where(overlaps, row, index[images, column])
         left[images, row] = nothing
@@ -185,8 +201,25 @@ def match_boxes(
     return index.view(*batch, boxes)
 
 
+def _reason(defaults: Tensor, truth: Tensor, exactly: torch.dtype | None = None) -> str:
+    """Why no kernel can compare these boxes; `exactly` is the one type that both must have."""
+    if exactly is not None and not defaults.dtype == truth.dtype == exactly:
+        return f"boxes of types {defaults.dtype} and {truth.dtype}"
+    if defaults.dim() != 2:
+        return f"default boxes of shape {tuple(defaults.shape)}"
+    if truth.dim() < 2 or truth.shape[-2] > MOST_BOXES:
+        return f"true boxes of shape {tuple(truth.shape)}"
+    return refusal(defaults, truth)
+
+
 def leave_out_crowds(
-    index: Tensor, defaults: Tensor, truth: Tensor, crowd: Tensor, *, threshold: float = 0.5
+    index: Tensor,
+    defaults: Tensor,
+    truth: Tensor,
+    crowd: Tensor,
+    *,
+    threshold: float = 0.5,
+    backend: Backend = "auto",
 ) -> Tensor:
     """`index` of `match_boxes` with −2 for default boxes that match nothing but lie in a crowd.
 
@@ -197,6 +230,20 @@ def leave_out_crowds(
     require_same_shape("leave_out_crowds: rows and crowd", truth[..., 0], crowd)
     if crowd.device.type == "cpu" and not crowd.any():
         return index
+    if use_triton(backend, _reason(defaults, truth, exactly=torch.float32)):
+        from quire.kernels.matching import leave_out_crowds as leave_out
+
+        count = truth.shape[-2]
+        batch = torch.broadcast_shapes(index.shape[:-1], truth.shape[:-2])
+        images = math.prod(batch)
+        left: Tensor = leave_out(
+            index.expand(*batch, len(defaults)).reshape(images, len(defaults)),
+            defaults.detach(),
+            truth.detach().expand(*batch, count, 4).reshape(images, count, 4),
+            crowd.expand(*batch, count).reshape(images, count),
+            threshold,
+        )
+        return left.view(*batch, len(defaults))
     inside = intersection(truth[..., :, None, :], defaults) / box_area(defaults)  # …, G, A
     lies = ((inside >= threshold) & crowd[..., None]).any(-2)
     return torch.where(lies & (index == UNMATCHED), LEFT_OUT, index)

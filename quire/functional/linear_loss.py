@@ -30,12 +30,16 @@ from quire.functional.losses import IGNORE_INDEX
 from quire.functional.reduction import mean_of
 from quire.kernels import refusal
 
-CHUNK_NUMBERS = {"cuda": 2**27, "cpu": 2**23}
+CHUNK_NUMBERS = {"cuda": 5 * 2**24, "cpu": 2**23}
 """R·V unless `chunk` says otherwise. Each chunk reads and writes all of ∂/∂W, which takes as long as the
 products of a few rows on a CPU and of some 200 on an H200; chunks of ten times as many make that small."""
 
 TILE = 256
 """Rows of which chunks are multiples: tensor cores leave no part of a tile idle."""
+
+ALIGNED = 64
+"""Classes of which a GPU's products are done in multiples: GPT-2's 50,257 would be five times as slow, as
+hardly a row begins where a tensor core can read."""
 
 Arguments = tuple[Tensor, Tensor, Tensor | None, Tensor, int, int, torch.dtype]
 
@@ -88,10 +92,16 @@ class _Total(torch.autograd.Function):
         *gradients, counted = ctx.saved_tensors
         factors = ((counted * factor).unsqueeze(1), factor, factor)
         found = [
-            None if one is None else (one * each.to(one.dtype)).to(dtype)
+            None if one is None else _scaled(one, each, dtype)
             for one, each, dtype in zip(gradients, factors, ctx.types, strict=True)
         ]
         return *found, None, None, None, None
+
+
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """gradient·factor rounded to `dtype`, without a copy in the wider type."""
+    out = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
+    return torch.mul(gradient, factor.to(gradient.dtype), out=out)
 
 
 class _Each(torch.autograd.Function):
@@ -129,58 +139,66 @@ def _losses_and_gradients(
     target = target.masked_fill(~counted, 0).unsqueeze(1)
     # A row of zeros adds nothing to ∂/∂W, so that nobody has to pass over the chunk's N·V numbers for it.
     rows = rows.to(product).masked_fill(~counted.unsqueeze(1), 0)
+    classes = len(weight)
+    in_place = _kernel(weight.to(product)[:1]) if any(needed) and bias is None else None
     matrix = weight.to(product)
+    if in_place is not None and classes % ALIGNED:
+        # A class of zeros has a logit of 0, which nobody touches, and so adds nothing to any product.
+        matrix = torch.nn.functional.pad(matrix, (0, 0, 0, -classes % ALIGNED))
     shift = None if bias is None else bias.to(product)
     losses = torch.empty(len(rows), dtype=wide, device=rows.device)
-    in_place = _kernel(matrix) if any(needed) and bias is None else None
     of_rows = torch.empty_like(rows) if needed[0] else None
-    of_weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
+    of_weight: Tensor | None = None
     of_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
     for start in range(0, len(rows), chunk):
         part = slice(start, start + chunk)
         some, label = rows[part], target[part]
         logits = some @ matrix.t() if shift is None else torch.addmm(shift, some, matrix.t())
         if in_place is not None:
-            losses[part] = in_place(logits, label.squeeze(1))
-            _add_products(logits, some, matrix, part, factors, of_rows, of_weight)
-            continue
-        log_probability = logits.log_softmax(1, dtype=wide)
-        losses[part] = -log_probability.gather(1, label).squeeze(1)
-        if of_rows is None and of_weight is None and of_bias is None:
-            continue
-        if torch.compiler.is_compiling():
-            # Nothing but element by element, so that it is fused: no array of the wide type is written.
-            here = torch.arange(len(matrix), device=label.device) == label
-            surplus = torch.where(here, log_probability.exp() - 1, log_probability.exp())
+            losses[part] = in_place(logits[:, :classes], label.squeeze(1))
+            surplus = logits
         else:
-            surplus = log_probability.exp_()
-            surplus.scatter_add_(1, label, torch.full_like(label, -1, dtype=wide))
-        factor = (counted if factors is None else factors)[part].to(wide)
-        if of_bias is not None:
-            of_bias += factor @ surplus
-        _add_products(surplus.to(product), some, matrix, part, factors, of_rows, of_weight)
-    return losses, (of_rows, of_weight, of_bias)
+            log_probability = logits.log_softmax(1, dtype=wide)
+            losses[part] = -log_probability.gather(1, label).squeeze(1)
+            if not any(needed):
+                continue
+            surplus = _surplus(log_probability, label)
+            if of_bias is not None:
+                of_bias += (counted if factors is None else factors)[part].to(wide) @ surplus
+            surplus = surplus.to(product)
+        column = None if factors is None else factors[part].to(product).unsqueeze(1)
+        if of_rows is not None:
+            of_rows[part] = surplus @ matrix if column is None else surplus @ matrix * column
+        if needed[1]:
+            some = some if column is None else some * column
+            of_weight = _added(of_weight, surplus, some, wide, alone=len(rows) <= chunk)
+        del logits, surplus  # before the next chunk's are made
+    if needed[1] and of_weight is None:
+        of_weight = torch.zeros_like(matrix)
+    return losses, (of_rows, None if of_weight is None else of_weight[:classes], of_bias)
 
 
-def _add_products(
-    surplus: Tensor,
-    some: Tensor,
-    matrix: Tensor,
-    part: slice,
-    factors: Tensor | None,
-    of_rows: Tensor | None,
-    of_weight: Tensor | None,
-) -> None:
-    """P W of a chunk, and its Pᵀ H."""
-    column = None if factors is None else factors[part].to(surplus.dtype).unsqueeze(1)
-    if of_rows is not None:
-        of_rows[part] = surplus @ matrix if column is None else surplus @ matrix * column
-    if of_weight is not None:
-        some = some if column is None else some * column
-        if of_weight.dtype == surplus.dtype:
-            of_weight.addmm_(surplus.t(), some)
-        else:
-            of_weight += surplus.t() @ some
+def _surplus(log_probability: Tensor, label: Tensor) -> Tensor:
+    """softmax − onehot; the array that is given may be overwritten."""
+    if torch.compiler.is_compiling():
+        # Nothing but element by element, so that it is fused: no array of the wide type is written.
+        here = torch.arange(log_probability.shape[1], device=label.device) == label
+        return torch.where(here, log_probability.exp() - 1, log_probability.exp())
+    surplus = log_probability.exp_()
+    return surplus.scatter_add_(1, label, torch.full_like(label, -1, dtype=surplus.dtype))
+
+
+def _added(total: Tensor | None, surplus: Tensor, some: Tensor, wide: torch.dtype, *, alone: bool) -> Tensor:
+    """total + Pᵀ H in the wide type; of a chunk that is `alone`, the product, which adds up inside."""
+    if alone:
+        return surplus.t() @ some
+    if total is None:
+        total = torch.zeros(surplus.shape[1], some.shape[1], dtype=wide, device=some.device)
+    if wide == surplus.dtype:
+        return total.addmm_(surplus.t(), some)
+    if total.is_cuda and not torch.compiler.is_compiling():
+        return torch.addmm(total, surplus.t(), some, out_dtype=wide, out=total)
+    return total.add_(surplus.t() @ some)
 
 
 def _kernel(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:

@@ -14,12 +14,15 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.errors import InputError
+from quire.kernels import refusal, use_triton
+
+Backend = Literal["auto", "torch", "triton"]
 
 BLOCK = 64
 """Numbers that share a scale."""
@@ -162,10 +165,27 @@ def dequantise_scales(codes: Tensor, steps: Tensor, mean: Tensor, levels: Tensor
     return (values.reshape(-1)[: len(codes)] + mean).clamp(min=0)
 
 
-def dequantise_nf4(packed: NF4, dtype: torch.dtype = torch.float32, tables: Tables | None = None) -> Tensor:
-    """code[i] · scale for each number, computed in float32 and rounded to `dtype` once."""
+def dequantise_nf4(
+    packed: NF4,
+    dtype: torch.dtype = torch.float32,
+    tables: Tables | None = None,
+    *,
+    again: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """code[i] · scale for each number, computed in float32 and rounded to `dtype` once.
+
+    `again` says that the same tensor has been made before, and that a compiler must not keep it instead.
+    """
     tables = tables or make_tables(packed.codes.device)
     scales = packed.scales
+    if use_triton(backend, _reason(packed, dtype)):
+        from quire.kernels.nf4 import dequantise
+
+        flat: Tensor = dequantise(
+            packed.codes, scales, packed.steps, packed.mean, *tables, packed.numel, dtype, BLOCK, GROUP, again
+        )
+        return flat.view(packed.shape)
     if packed.steps is not None and packed.mean is not None:
         scales = dequantise_scales(scales, packed.steps, packed.mean, tables.levels)
     result = torch.empty(packed.numel, dtype=dtype, device=packed.codes.device)
@@ -176,6 +196,13 @@ def dequantise_nf4(packed: NF4, dtype: torch.dtype = torch.float32, tables: Tabl
         values = torch.nn.functional.embedding(codes.int(), tables.pairs).view(-1)
         piece.copy_(_blocks(values, BLOCK).mul_(scale[:, None]).view(-1)[: len(piece)])
     return result.view(packed.shape)
+
+
+def _reason(packed: NF4, dtype: torch.dtype) -> str:
+    """Why no kernel can do it."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"a result of type {dtype}"
+    return refusal(packed.scales if packed.steps is None else packed.steps)
 
 
 def nf4_bytes(numel: int, *, double: bool = True) -> int:

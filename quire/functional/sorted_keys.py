@@ -25,6 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire.kernels import refusal
+
 
 class SortedPooling(NamedTuple):
     """The averages (…, N, V), whether any key was in reach (…, N), and the number of the nearest key (…, N).
@@ -59,22 +61,28 @@ def sorted_pooling(
     s = torch.ones_like(k) if weights is None else weights.double().expand(*batch, -1).reshape(k.shape)
     h = torch.as_tensor(width, dtype=torch.float64, device=k.device).reshape(())
 
+    # Queries in their order as well: what neighbours look up lies side by side.
+    asked = q.detach().argsort(dim=-1, stable=True)
+    q = q.gather(1, asked)
     order = k.detach().argsort(dim=-1, stable=True)
     k, s = k.gather(1, order), s.gather(1, order)
     columns = torch.cat([v.gather(1, order[..., None].expand_as(v)) * s[..., None], s[..., None]], -1)
     left, right = _reach(q.detach(), k.detach(), h.detach(), kernel)
     ranges = [(left, right)]
     if exclude_self:
-        rank = order.argsort(-1)
+        rank = order.argsort(-1).gather(1, asked)
         ranges = [(left, rank), (rank + 1, right)]
     sums = _sum_ranges(q, k, columns, h, kernel, ranges)
     total = sums[..., -1:]
     reached = total > 0
     pooled = torch.where(reached, sums[..., :-1] / torch.where(reached, total, 1.0), 0.0)
     nearest = _nearest(q.detach(), k.detach(), order, rank if exclude_self else None)
+    place = asked.argsort(-1)
+    pooled = pooled.gather(1, place[..., None].expand_as(pooled))
+    reached, nearest = reached[..., 0].gather(1, place), nearest.gather(1, place)
     return SortedPooling(
         pooled.to(value.dtype).reshape(*batch, *pooled.shape[1:]),
-        reached[..., 0].reshape(*batch, q.shape[1]),
+        reached.reshape(*batch, q.shape[1]),
         nearest.reshape(*batch, q.shape[1]),
     )
 
@@ -87,16 +95,25 @@ def _reach(query: Tensor, key: Tensor, width: Tensor, kernel: str) -> tuple[Tens
         squared = (query - k).square() / (width * width)
         return squared > 1 if kernel == "boxcar" else 1 - squared <= 0
 
-    left = _count_true(lambda k: (k < query) & outside(k), query, key)
-    right = _count_true(lambda k: (k <= query) | ~outside(k), query, key)
+    left = _count_true(lambda k: (k < query) & outside(k), *_around(query - width, query, key, width), key)
+    right = _count_true(lambda k: (k <= query) | ~outside(k), *_around(query + width, query, key, width), key)
     return left, right
 
 
-def _count_true(test: Callable[[Tensor], Tensor], query: Tensor, key: Tensor) -> Tensor:
-    """How many of the sorted keys pass a test that the first ones pass and the others do not: (B, N)."""
-    low = torch.zeros(query.shape, dtype=torch.int64, device=query.device)
-    high = torch.full_like(low, key.shape[1])
-    for _ in range(key.shape[1].bit_length()):
+def _around(edge: Tensor, query: Tensor, key: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds (B, N) on how many sorted keys lie before an edge of the reach, whatever was rounded."""
+    slack = (query.abs() + width) * 2.0**-48
+    low = torch.searchsorted(key, edge - slack)
+    high = torch.searchsorted(key, edge + slack, right=True)
+    # What is not a number stands after all keys: nothing is known then.
+    return torch.where((edge - slack).isnan(), 0, low), high
+
+
+def _count_true(test: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, key: Tensor) -> Tensor:
+    """How many of the sorted keys pass a test that the first ones pass and the others do not, with bounds
+    that are known already: (B, N)."""
+    most = int((high - low).max()) if low.numel() else 0
+    for _ in range(most.bit_length()):
         middle = (low + high) // 2
         searching = low < high
         passed = searching & test(key.gather(1, middle.clamp(max=key.shape[1] - 1)))
@@ -154,10 +171,13 @@ def _sum_ranges(
 ) -> Tensor:
     """Σ K v over ranges of sorted keys (B, N, W): from the leaves up, whole nodes are taken off both ends."""
     total = columns.new_zeros(*query.shape, columns.shape[-1])
-    if not key.shape[1]:
+    if not key.shape[1] or not query.shape[1]:
         return total
     empty = torch.zeros_like(columns)
     level = _Level(key, columns, empty, empty)
+    learned = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, columns, width))
+    if not learned and not refusal(key.new_empty(0, dtype=torch.float32)):
+        return _climb(query, level, width, kernel, ranges)
     while True:
         last = level.centre.shape[1] - 1
         remaining = []
@@ -172,6 +192,26 @@ def _sum_ranges(
         if not last or not any(bool((start < stop).any()) for start, stop in ranges):
             return total
         level = level.parents()
+
+
+def _climb(
+    query: Tensor, level: _Level, width: Tensor, kernel: str, ranges: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """The same by a Triton kernel, which has no gradient."""
+    from quire.kernels.ranges import sum_ranges
+
+    levels = [level]
+    # No range is longer than the longest, so there is no need of nodes that hold more.
+    longest = max(int((stop - start).max()) for start, stop in ranges)
+    while len(levels) <= longest.bit_length() and levels[-1].centre.shape[1] > 1:
+        levels.append(levels[-1].parents())
+    moments = kernel != "boxcar"
+    parts = list(zip(*levels, strict=True))
+    tree = [torch.cat(part, 1) for part in (parts if moments else parts[:2])]
+    tree += tree[1:] * (not moments) * 2
+    keys, square = level.centre.shape[1], width * width
+    found = [sum_ranges(query, *ends, square, tree, keys, len(levels), moments=moments) for ends in ranges]
+    return found[0] if len(found) == 1 else found[0] + found[1]
 
 
 def _where(chosen: Tensor, sums: Tensor) -> Tensor:

@@ -52,5 +52,7 @@ def _has_triton() -> bool:
 
 def _interpreted() -> bool:
     """Triton's interpreter runs kernels on the CPU, to be tested; Triton is not imported to find out."""
+    if torch.compiler.is_compiling():  # the settings of Triton cannot be traced
+        return False
     triton = sys.modules.get("triton")
     return triton is not None and bool(triton.knobs.runtime.interpret)

@@ -32,12 +32,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quire.kernels.tuning import bucket, has_ptx, padded, reciprocal, round_up, tuned
+from quire.kernels.tuning import bucket, has_ptx, reciprocal, round_up, tuned
 
 Limit = Callable[[Tensor, slice], None]
 """Lays masks over the scores (L, n, M) of some queries, in place: −∞ forbids a key."""
 
-BLOCK = 1 << 22
+BLOCK = 1 << 23
 """Scores held at once; the backward holds twice as many."""
 STEP = 128
 """Queries and keys are padded to a multiple of this, the largest side of a tile."""
@@ -58,6 +58,41 @@ SLOPE_TILES = [
     ({"ROWS": 32, "WIDTH": 32}, 4, 1),
 ]
 # A row of a tile must be shorter than the tile has threads, or it would pass through shared memory each time.
+
+
+@triton.jit
+def _bound(x_ptr, bounds_ptr, place, numbers, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """bounds[place] ← max x, bounds[2] ← max −x of all that call; what is not a number counts as infinite."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < numbers, other=0.0)
+    broken = tl.max((x != x).to(tl.int32), 0) > 0
+    high = tl.max(tl.where(i < numbers, x, float("-inf")), 0)
+    low = tl.max(tl.where(i < numbers, -x, float("-inf")), 0)
+    tl.atomic_max(bounds_ptr + place, tl.where(broken, float("inf"), high))
+    tl.atomic_max(bounds_ptr + 2, tl.where(broken, float("inf"), low))
+
+
+@triton.jit
+def _scale(  # type: ignore[no-untyped-def]
+    x_ptr, bounds_ptr, out_ptr, turned_ptr, flag_ptr, rows, hidden, full_rows, full_hidden,
+    HIGHEST: tl.constexpr, LOWEST: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """e^{2x}, or x itself where that could overflow, padded by zeros; and the same turned."""
+    batch = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    h = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    fits = (tl.load(bounds_ptr) + tl.load(bounds_ptr + 1) <= HIGHEST) & (tl.load(bounds_ptr + 2) <= -LOWEST)
+    inside = (n < rows)[:, None] & (h < hidden)[None, :]
+    x = tl.load(x_ptr + (batch * rows + n[:, None]) * hidden + h[None, :], mask=inside, other=0.0)
+    # In float64: the fast exponential would be wrong by a millionth where x is large.
+    scaled = tl.where(fits, tl.exp(2.0 * x.to(tl.float64)).to(tl.float32), x)
+    scaled = tl.where(inside, scaled, 0.0)
+    here = h < full_hidden
+    out_ptr += (batch * full_rows + n[:, None]) * full_hidden + h[None, :]
+    turned_ptr += (batch * full_hidden + h[:, None]) * full_rows + n[None, :]
+    tl.store(out_ptr, scaled, mask=here[None, :])
+    tl.store(turned_ptr, tl.trans(scaled), mask=here[:, None])
+    tl.store(flag_ptr, tl.where(fits, 0, 1))
 
 
 @tuned(SCORE_TILES, key=["size"])
@@ -199,15 +234,15 @@ class _Inputs:
     """Queries and keys as the kernels read them, and the scores of some queries."""
 
     def __init__(self, query: Tensor, key: Tensor, vector: Tensor) -> None:
-        bounds = [torch.aminmax(t) for t in (query, key)]
-        low = torch.minimum(bounds[0].min, bounds[1].min)
-        # Asked this way round, NaN is wide.
-        self.wide = ~((bounds[0].max + bounds[1].max <= HIGHEST) & (low >= LOWEST))
-        self.flag = self.wide.int()
+        query, key = query.contiguous(), key.contiguous()
         self.hidden = round_up(query.shape[-1], 8)
-        self.query, self.key = (self._scaled(t) for t in (query, key))
+        bounds = torch.full((3,), -torch.inf, device=query.device)
+        for place, tensor in enumerate((query, key)):
+            _bound[(triton.cdiv(tensor.numel(), 4096),)](tensor, bounds, place, tensor.numel(), BLOCK=4096)
+        self.flag = torch.empty((), dtype=torch.int32, device=query.device)
+        (self.query, across_query), (self.key, across_key) = (self._scaled(t, bounds) for t in (query, key))
+        self.across = [across_query, across_key]
         self.vector = torch.nn.functional.pad(vector, (0, self.hidden - len(vector)))
-        self.across = [t.mT.contiguous() for t in (self.query, self.key)]
         self.keys = key.shape[-2]
         self.rows = max(STEP, BLOCK // (len(query) * self.keys) // STEP * STEP)
         self.blocks = [
@@ -216,9 +251,17 @@ class _Inputs:
         ]
         self.ptx = has_ptx(query)
 
-    def _scaled(self, tensor: Tensor) -> Tensor:
-        scaled = torch.where(self.wide, tensor, (2 * tensor).exp_())
-        return padded(scaled, round_up(tensor.shape[-2], STEP), self.hidden)
+    def _scaled(self, tensor: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+        """(L, rows padded, h padded), and turned."""
+        batch, rows, hidden = tensor.shape
+        full = round_up(rows, STEP)
+        out = tensor.new_empty(batch, full, self.hidden)
+        turned = tensor.new_empty(batch, self.hidden, full)
+        _scale[(full // 32, triton.cdiv(self.hidden, 32), batch)](
+            tensor, bounds, out, turned, self.flag, rows, hidden, full, self.hidden,
+            HIGHEST=HIGHEST, LOWEST=LOWEST, ROWS=32, WIDTH=32,
+        )  # fmt: skip
+        return out, turned
 
     def scores(self, some: slice, limit: Limit | None) -> Tensor:
         """(L, n, M)"""
@@ -260,9 +303,10 @@ class _Additive(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, vector: Tensor, limit: Limit | None
     ) -> Tensor:
-        ctx.save_for_backward(query, key, value, vector)
-        ctx.limit = limit
         inputs = _Inputs(query, key, vector)
+        ctx.save_for_backward(query, key, value, vector)
+        # What the kernels read is four times N·h numbers at most, and takes twenty launches to make.
+        ctx.limit, ctx.inputs = limit, inputs
         pooled = value.new_empty(*query.shape[:-1], value.shape[-1])
         with torch.autocast(query.device.type, enabled=False):
             for some in inputs.blocks:
@@ -275,7 +319,7 @@ class _Additive(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, vector = ctx.saved_tensors
-        inputs = _Inputs(query, key, vector)
+        inputs = ctx.inputs
         hidden = query.shape[-1]
         of_query = torch.empty_like(query, memory_format=torch.contiguous_format)
         of_key = query.new_zeros(len(key), key.shape[-2], inputs.hidden)

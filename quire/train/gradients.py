@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from quire.train.task import Task, Weight
 
 Sums = dict[str, Tensor]
 Weights = dict[str, Weight]
-CompileMode = Literal["default", "reduce-overhead"]
 
 
 def loss_factors(task: Task, weights: Mapping[str, Weight]) -> Weights:
@@ -68,14 +66,11 @@ class Gradients:
         *,
         autocast: Callable[[], AbstractContextManager[object]] | None = None,
         explicit: bool = True,
-        compiled: CompileMode | None = None,
+        compiled: bool = False,
     ) -> None:
-        """`compiled` is a mode of torch.compile. With "reduce-overhead" a GPU replays a captured step, whose
-        gradients are overwritten by the next one: for steps of one micro-batch."""
         self.task = task
         # Scaling of inputs, model and loss as one program, so that what lies between them is fused too.
-        self.terms = torch.compile(task.terms, mode=compiled) if compiled else task.terms
-        self.captured = compiled == "reduce-overhead"
+        self.terms = torch.compile(task.terms) if compiled else task.terms
         self.autocast = autocast or nullcontext
         self.explicit = task.explicit() if explicit else None
         self.alone = len(task.players) == 1
@@ -95,8 +90,6 @@ class Gradients:
                     sums = self.terms(batch, player)
                 self._backward(combine(factors, sums), player)
                 sums = {name: value.detach() for name, value in sums.items()}
-                if self.captured:
-                    sums = {name: value.clone() for name, value in sums.items()}
             add_to(total, sums)
         return total
 

@@ -28,7 +28,7 @@ class Optimiser(ABC):
         self.options = options
 
     @abstractmethod
-    def step(self, lr: float, skip: Tensor | None = None) -> None:
+    def step(self, lr: float | Tensor, skip: Tensor | None = None) -> None:
         """Move the parameters along their gradients."""
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Adam(Optimiser):
             for group, m, v, taken in zip(groups, self.first, self.second, self.taken, strict=True)
         ]  # fmt: skip
 
-    def step(self, lr: float, skip: Tensor | None = None) -> None:
+    def step(self, lr: float | Tensor, skip: Tensor | None = None) -> None:
         for group, taken, kernel in zip(self.groups, self.taken, self.kernels, strict=True):
             if not group.active:
                 continue
@@ -104,7 +104,7 @@ class SGD(Optimiser):
         self.velocity = [torch.zeros_like(g.flat) for g in groups] if options.momentum else []
         self.taken = [torch.zeros((), device=g.flat.device) for g in groups]
 
-    def step(self, lr: float, skip: Tensor | None = None) -> None:
+    def step(self, lr: float | Tensor, skip: Tensor | None = None) -> None:
         o = self.options
         for i, group in enumerate(self.groups):
             if not group.active:

@@ -16,7 +16,8 @@ from quire.functional.regularise import gaussian_noise
 from quire.functional.schedules import step_size
 from quire.nn.noise import install, perturbed
 from quire.options import Optim, Train
-from quire.train.gradients import CompileMode, Gradients, Sums, Weights, check_accumulation, loss_factors
+from quire.train.capture import Rate, Recorder
+from quire.train.gradients import Gradients, Sums, Weights, check_accumulation, loss_factors
 from quire.train.groups import make_groups
 from quire.train.guard import explain_non_finite
 from quire.train.optimisers import make_optimiser
@@ -111,21 +112,24 @@ class Stepper:
         mixed = train.precision == "bfloat16"
         autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16) if mixed else None
         plain = not (mixed or train.compile or train.noise.activations)
-        captured = device.type == "cuda" and train.micro_batches == 1
-        mode: CompileMode | None = None
-        if train.compile:
-            mode = "reduce-overhead" if captured else "default"
-        self.gradients = Gradients(task, autocast=autocast, explicit=plain, compiled=mode)
+        self.gradients = Gradients(task, autocast=autocast, explicit=plain, compiled=train.compile)
         self.hooks = install(task, train.noise.activations) if train.noise.activations else None
         self.carried: dict[str, Tensor] = {}
         self.input_noise, self.weight_noise = train.noise.inputs, train.noise.weights
         self.clips = optim.clip_norm is not None or optim.clip_value is not None
         self.on_host = device.type == "cpu"
         self.skip = None if self.on_host else torch.zeros((), device=device)
-        self.suspects: list[tuple[int, str, Batch, Tensor]] = []
+        self.one = None if self.on_host else torch.ones((), device=device)
+        self.suspects: list[tuple[int, tuple[str, ...], Batch, Tensor]] = []
         self.last_norm: float | Tensor = math.nan
         constant = optim.schedule.name == "constant" and not optim.schedule.warmup
         self.constant_lr = optim.lr if constant else None
+        alike = train.micro_batches == 1 and not (train.carry or train.noise.activations)
+        self.recorder: Recorder | None = None
+        if device.type == "cuda" and alike and train.capture:
+            self.recorder = Recorder(task, device, compiled=train.compile)
+        self.names: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        """Of the players that move: which numbers a step on the device leaves, player by player."""
 
     def lr(self, step: int) -> float:
         if self.constant_lr is not None:
@@ -158,23 +162,14 @@ class Stepper:
             micro = batch.split(train.micro_batches)
             weights = add_up(task.weigh(part) for part in micro)
         factors = loss_factors(task, weights)
-        shown: Sums = {}
-        for player in self.players:
-            if (number + 1) % task.turns.get(player.name, 1):
-                continue
-            if self.weight_noise:
-                with perturbed([group.flat for group in player.groups], self.weight_noise):
-                    sums = self._differentiate(micro, factors, player)
-            else:
-                sums = self._differentiate(micro, factors, player)
-            if self.optim.l1:
-                player.add_l1()
-            norm = player.norm()
-            self._guard(norm, sums, batch, number, player)
-            if self.clips:
-                player.clip(norm)
-            player.optimiser.step(self.constant_lr or self.lr(number), self.skip)
-            shown = {**shown, **sums} if shown else sums
+        movers = self.players
+        if task.turns:
+            movers = [p for p in movers if not (number + 1) % task.turns.get(p.name, 1)]
+        rate = self.constant_lr or self.lr(number)
+        if self.on_host:
+            shown = self._step_on_host(batch, micro, factors, rate, movers, number)
+        else:
+            shown = self._step_on_device(batch, micro, factors, rate, movers, number)
         if train.carry:
             self.carried = {name: torch.cat([part[name] for part in task.left]) for name in task.left[0]}
         if task.turns:  # who did not move has no sum to divide
@@ -188,31 +183,101 @@ class Stepper:
         player.end(explicit)
         return sums
 
-    def _guard(self, norm: Tensor, sums: Sums, batch: Batch, number: int, player: Player) -> None:
-        if self.on_host:
+    def _step_on_host(
+        self,
+        batch: Batch,
+        micro: list[Batch],
+        factors: Weights,
+        rate: float,
+        movers: list[Player],
+        number: int,
+    ) -> Sums:
+        """Each player's numbers are looked at before it moves."""
+        shown: Sums = {}
+        for player in movers:
+            sums = self._gradient(micro, factors, player)
+            norm = player.norm()
             self.last_norm = norm.item()
             if not (math.isfinite(self.last_norm) and all(math.isfinite(s) for s in sums.values())):
                 raise explain_non_finite(self.task, batch, number, player.name)
-            return
-        assert self.skip is not None
-        self.last_norm = norm
-        check = norm
-        for value in sums.values():
-            check = check + value
-        # 0·x is NaN exactly where x is not finite: two kernels, where isfinite takes five.
-        bad = torch.nan_to_num(check * 0.0, nan=1.0).float()
-        torch.maximum(self.skip, bad, out=self.skip)
-        self.suspects.append((number, player.name, batch, bad))
+            self._move(player, norm, rate)
+            shown = {**shown, **sums} if shown else sums
+        return shown
+
+    def _step_on_device(
+        self,
+        batch: Batch,
+        micro: list[Batch],
+        factors: Weights,
+        rate: float,
+        movers: list[Player],
+        number: int,
+    ) -> Sums:
+        """Nothing waits: from the first step on that is not finite, a flag on the device holds all back."""
+        who = tuple(player.name for player in movers)
+
+        def work(batch: Batch, factors: Weights, rate: Rate) -> Tensor:
+            return self._numbers([batch], factors, rate, movers)
+
+        if self.recorder is None:
+            numbers = self._numbers(micro, factors, rate, movers)
+        else:
+            course = (who, *(group.active for player in movers for group in player.groups))
+            constant = self.constant_lr is not None
+            numbers = self.recorder(course, batch, factors, rate, constant, work)
+        self.suspects.append((number, who, batch, numbers))
+        values = iter(numbers.unbind())
+        shown: Sums = {}
+        for names in self.names[who]:
+            shown |= {name: next(values) for name in names}
+            self.last_norm = next(values)
         if len(self.suspects) >= self.SETTLE_EVERY:
             self.settle()
+        return shown
+
+    def _numbers(self, micro: list[Batch], factors: Weights, rate: Rate, movers: list[Player]) -> Tensor:
+        """The step itself; leaves the sums and the gradient's norm of each player in one vector."""
+        assert self.skip is not None
+        assert self.one is not None
+        found, names = [], []
+        for player in movers:
+            sums = self._gradient(micro, factors, player)
+            norm = player.norm()
+            numbers = torch.stack([*sums.values(), norm])
+            # One kernel that raises the flag where a number is not finite (and multiplies them by one).
+            torch._amp_foreach_non_finite_check_and_unscale_([numbers], self.skip, self.one)
+            self._move(player, norm, rate)
+            found.append(numbers)
+            names.append(tuple(sums))
+        self.names[tuple(player.name for player in movers)] = names
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _gradient(self, micro: list[Batch], factors: Weights, player: Player) -> Sums:
+        """Into the player's groups, with what is to be added to it."""
+        if self.weight_noise:
+            with perturbed([group.flat for group in player.groups], self.weight_noise):
+                sums = self._differentiate(micro, factors, player)
+        else:
+            sums = self._differentiate(micro, factors, player)
+        if self.optim.l1:
+            player.add_l1()
+        return sums
+
+    def _move(self, player: Player, norm: Tensor, rate: Rate) -> None:
+        if self.clips:
+            player.clip(norm)
+        player.optimiser.step(rate, self.skip)
 
     def settle(self) -> None:
         """Wait for the device and raise if any step since the last call was not finite."""
         suspects, self.suspects = self.suspects, []
         if suspects and self.skip is not None and self.skip.item():
-            first = next(s for s in suspects if s[3].item())
+            number, who, batch, numbers = next(s for s in suspects if not s[3].isfinite().all())
+            values = iter(numbers.tolist())
+            for name, names in zip(who, self.names[who], strict=True):
+                if not all([math.isfinite(next(values)) for _ in (*names, name)]):
+                    break
             # Nothing was applied since, so computing that batch's gradient again shows the same state.
-            number, name, batch, _ = first
             player = next(p for p in self.players if p.name == name)
             self._differentiate([batch], loss_factors(self.task, self.task.weigh(batch)), player)
             raise explain_non_finite(self.task, batch, number, name)

@@ -222,8 +222,7 @@ def _linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     if not overlay.thin:
         return nn.functional.linear(input, self.weight, self.bias)
     if overlay.stored is not None:
-        result = overlay.stored.product(input, by_rows=False)
-        result = result if self.bias is None else result + self.bias.to(result.dtype)
+        result = overlay.stored.product(input, self.bias, by_rows=False)
     else:
         assert weight is not None
         result = nn.functional.linear(input, weight, self.bias)
@@ -243,8 +242,7 @@ def _transposed_forward(self: Any, x: Tensor) -> Tensor:
     if not overlay.thin:
         return nn.functional.linear(x, self.weight.T, bias)
     if overlay.stored is not None:
-        result = overlay.stored.product(x, by_rows=True)
-        result = result if bias is None else result + bias.to(result.dtype)
+        result = overlay.stored.product(x, bias, by_rows=True)
     else:
         assert weight is not None
         result = nn.functional.linear(x, weight.T, bias)

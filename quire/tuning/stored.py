@@ -55,16 +55,23 @@ class Stored(nn.Module):
     def dequantise(self, dtype: torch.dtype | None = None) -> Tensor:
         return dequantise_nf4(self.packed, dtype or self.dtype, Tables(self.pairs, self.levels))
 
-    def product(self, inputs: Tensor, *, by_rows: bool) -> Tensor:
-        """x Wᵀ, or x W for a weight of (in, out), in the type of the inputs or that of autocast."""
+    def product(self, inputs: Tensor, bias: Tensor | None = None, *, by_rows: bool) -> Tensor:
+        """x Wᵀ + b, or x W + b for a weight of (in, out), in the type of the inputs or that of autocast."""
         kind = inputs.device.type
-        if torch.is_autocast_enabled(kind):
-            inputs = inputs.to(torch.get_autocast_dtype(kind))
+        if not torch.is_autocast_enabled(kind):
+            return self._product(inputs, bias, by_rows)
+        inputs = inputs.to(torch.get_autocast_dtype(kind))
         with torch.autocast(kind, enabled=False):
-            result: Tensor = _Product.apply(
-                inputs, self.codes, self.scales, self.steps, self.mean, self.pairs, self.levels, self.shape,
-                by_rows,
-            )  # fmt: skip
+            return self._product(inputs, bias, by_rows)
+
+    def _product(self, inputs: Tensor, bias: Tensor | None, by_rows: bool) -> Tensor:
+        bias = None if bias is None else bias.to(inputs.dtype)
+        # What torch.func needs takes longer than a small product: PyTorch binds each argument by its name.
+        seen = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+        result: Tensor = (_SeenProduct if seen else _Product).apply(
+            inputs, bias, self.codes, self.scales, self.steps, self.mean, self.pairs, self.levels, self.shape,
+            by_rows,
+        )  # fmt: skip
         return result
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -81,30 +88,52 @@ class Stored(nn.Module):
         return f"{tuple(self.shape)}, {self.packed.bits:.3f} bits per number"
 
 
+def _forward(
+    inputs: Tensor,
+    bias: Tensor | None,
+    codes: Tensor,
+    scales: Tensor,
+    steps: Tensor | None,
+    mean: Tensor | None,
+    pairs: Tensor,
+    levels: Tensor,
+    shape: tuple[int, ...],
+    by_rows: bool,
+) -> Tensor:
+    weight = dequantise_nf4(NF4(codes, scales, steps, mean, shape), inputs.dtype, Tables(pairs, levels))
+    return nn.functional.linear(inputs, weight.T if by_rows else weight, bias)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: object = None) -> None:
+    first, _, *tensors, ctx.shape, ctx.by_rows = inputs
+    ctx.dtype = first.dtype
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    codes, scales, steps, mean, *tables = ctx.saved_tensors
+    of_inputs, of_bias = None, None
+    if ctx.needs_input_grad[0]:
+        packed = NF4(codes, scales, steps, mean, ctx.shape)
+        weight = dequantise_nf4(packed, ctx.dtype, Tables(*tables), again=True)
+        of_inputs = gradient @ (weight.T if ctx.by_rows else weight)
+    if ctx.needs_input_grad[1]:
+        of_bias = gradient.flatten(0, -2).sum(0) if gradient.dim() > 1 else gradient
+    return of_inputs, of_bias, *[None] * 8
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(
-        inputs: Tensor,
-        codes: Tensor,
-        scales: Tensor,
-        steps: Tensor | None,
-        mean: Tensor | None,
-        pairs: Tensor,
-        levels: Tensor,
-        shape: tuple[int, ...],
-        by_rows: bool,
-    ) -> Tensor:
-        weight = dequantise_nf4(NF4(codes, scales, steps, mean, shape), inputs.dtype, Tables(pairs, levels))
-        return inputs @ (weight if by_rows else weight.T)
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _keep(ctx, inputs)
+        return _forward(*inputs)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        first, *tensors, ctx.shape, ctx.by_rows = inputs
-        ctx.dtype = first.dtype
-        ctx.save_for_backward(*tensors)
+    backward = staticmethod(_backward)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        codes, scales, steps, mean, *tables = ctx.saved_tensors
-        weight = dequantise_nf4(NF4(codes, scales, steps, mean, ctx.shape), ctx.dtype, Tables(*tables))
-        return gradients[0] @ (weight.T if ctx.by_rows else weight), *[None] * 8
+
+class _SeenProduct(torch.autograd.Function):
+    """The same in the form that torch.func can look into."""
+
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_backward)

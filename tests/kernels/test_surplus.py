@@ -29,6 +29,29 @@ def test_surplus_and_losses(rows: int, classes: int, dtype: torch.dtype) -> None
     torch.testing.assert_close(logits.double(), wanted, rtol=allowed, atol=allowed)
 
 
+@pytest.mark.parametrize("kind", ["the first are absent", "the last is largest by far", "all are small"])
+def test_sums_that_the_first_numbers_do_not_foretell(kind: str) -> None:
+    from quire.kernels.surplus import surplus_
+
+    torch.manual_seed(0)
+    logits = torch.randn(3, 5000, device="cuda")
+    target = torch.randint(4000, 5000, (3,), device="cuda")
+    if kind == "the first are absent":
+        logits[:, :3000] = float("-inf")
+    elif kind == "the last is largest by far":
+        logits[:, -1] = 400.0
+    else:
+        logits[:, 2048:] -= 300.0
+        target = target - 4000
+    exact = logits.double()
+    wanted = exact.softmax(1) - F.one_hot(target, 5000)
+    losses = surplus_(logits, target)
+    torch.testing.assert_close(
+        losses.double(), F.cross_entropy(exact, target, reduction="none"), rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(logits.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_classes_that_cannot_be() -> None:
     from quire.kernels.surplus import surplus_
 
