@@ -34,7 +34,7 @@ faults: .venv/.ready
 	$(BIN)/python -m tests.faults.kill --kills 200
 
 bench: .venv/.bench
-	$(BIN)/python -m benchmarks.small_models
+	$(BIN)/quire bench --save benchmarks/results
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -47,7 +47,7 @@ clean:
 		  echo "  fix: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "setting up .venv, once; this takes a minute or two"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[export,test]"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[board,export,test]"
 	@touch $@
 
 .venv/.bench: .venv/.ready

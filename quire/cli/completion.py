@@ -11,7 +11,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from quire.cli import doctor, evaluate, explain, export, listing, predict, runs, sheet, study
+from quire.cli import bench, board, doctor, evaluate, explain, export, listing, predict, runs, sheet, study
 from quire.cli.flags import Flag, table
 from quire.cli.parse import parse
 from quire.cli.recipes import all_recipes
@@ -62,6 +62,7 @@ def places() -> dict[str, Place]:
         "doctor": _place(doctor.DoctorOptions),
         "explain": _place(explain.ExplainOptions),
         "study": _place(study.StudyOptions),
+        "bench": _place(bench.BenchOptions),
         "runs": _place(runs.RunsListOptions, ("list", "show", "compare")),
         "runs/list": _place(runs.RunsListOptions),
         "runs/show": _place(runs.RunsShowOptions),
@@ -71,6 +72,7 @@ def places() -> dict[str, Place]:
         "sheet/list": _place(sheet.SheetListOptions),
         "sheet/show": _place(sheet.SheetShowOptions),
         "sheet/verify": _place(sheet.SheetVerifyOptions),
+        "board": _place(board.BoardOptions),
         "completion": Place(("bash", "zsh", "fish")),
     }
     config = Flag("--config", str)

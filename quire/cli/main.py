@@ -99,6 +99,18 @@ def _sheet(words: Words) -> int:
     return main(words)
 
 
+def _bench(words: Words) -> int:
+    from quire.cli.bench import main
+
+    return main(words)
+
+
+def _board(words: Words) -> int:
+    from quire.cli.board import main
+
+    return main(words)
+
+
 def _completion(words: Words) -> int:
     from quire.cli.completion import main
 
@@ -119,6 +131,8 @@ COMMANDS: dict[str, Command] = {
     "runs": Command("list, show and compare runs", _runs),
     "report": Command("write a run's report.html again", _report),
     "sheet": Command("the formulas and their proofs: list, show, verify", _sheet),
+    "bench": Command("Quire beside its peers on this machine: time, memory, share of the limit", _bench),
+    "board": Command("runs, sheet and instruments in the browser, on this machine alone", _board),
     "completion": Command("a script for your shell: bash, zsh or fish", _completion),
 }
 

@@ -13,7 +13,7 @@ from quire.errors import InputError
 from quire.report.reading import Run, read_run
 from quire.report.summary import SPLITS, duration, flatten, headline, number, option_text
 
-_WITHOUT_EFFECT = frozenset({"out", "resume", "overwrite", "json", "quiet", "debug"})
+WITHOUT_EFFECT = frozenset({"out", "resume", "overwrite", "json", "quiet", "debug"})
 """Options that change where and how a run reports, not what it computes."""
 
 
@@ -42,7 +42,7 @@ def compare(run_folders: Iterable[Path]) -> list[Row]:
     if not runs:
         raise InputError("no run to compare", expected="one run folder or more", fix="name run folders")
     flat = [flatten(run.config.get("options") or {}) for run in runs]
-    names = dict.fromkeys(name for options in flat for name in options if name not in _WITHOUT_EFFECT)
+    names = dict.fromkeys(name for options in flat for name in options if name not in WITHOUT_EFFECT)
     missing = object()
     differing = [n for n in names if any(o.get(n, missing) != flat[0].get(n, missing) for o in flat)]
     return [

@@ -146,9 +146,9 @@ def read_run(folder: Path) -> Run:
     try:
         config = tomllib.loads(config_path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _damaged(config_path, str(error)) from error
-    _check_format(config_path, config)
-    result = _read_result(folder / "result.json")
+        raise damaged(config_path, str(error)) from error
+    check_format(config_path, config)
+    result = read_result(folder / "result.json")
     lines, cut_off = read_metrics(folder / "metrics.jsonl")
     return Run(
         folder=folder,
@@ -161,7 +161,7 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _damaged(path: Path, why: str) -> CheckpointError:
+def damaged(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"{path} is damaged: {why}",
         expected="the file as the run wrote it",
@@ -169,7 +169,7 @@ def _damaged(path: Path, why: str) -> CheckpointError:
     )
 
 
-def _check_format(path: Path, content: Mapping[str, Any]) -> None:
+def check_format(path: Path, content: Mapping[str, Any]) -> None:
     if content.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has format {content.get('format')!r}",
@@ -178,23 +178,23 @@ def _check_format(path: Path, content: Mapping[str, Any]) -> None:
         )
 
 
-def _read_result(path: Path) -> dict[str, Any] | None:
+def read_result(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     if not isinstance(result, dict):
-        raise _damaged(path, f"it holds a {type(result).__name__}, not an object")
-    _check_format(path, result)
+        raise damaged(path, f"it holds a {type(result).__name__}, not an object")
+    check_format(path, result)
     for name, (kind, entry_kind) in _SHAPES.items():
         value = result.get(name)
         if value is None:
             continue
         entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         if not isinstance(value, kind) or not all(isinstance(entry, entry_kind) for entry in entries):
-            raise _damaged(path, f"'{name}' has another shape than Quire writes")
+            raise damaged(path, f"'{name}' has another shape than Quire writes")
     return result
 
 
@@ -213,8 +213,8 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
         except (ValueError, KeyError, TypeError) as error:
             if number == len(raw):
                 return lines, True
-            raise _damaged(path, f"line {number} is not a record of metrics ({error})") from error
-        _check_format(path, line)
+            raise damaged(path, f"line {number} is not a record of metrics ({error})") from error
+        check_format(path, line)
     return lines, False
 
 
@@ -243,7 +243,7 @@ def read_samples(run: Run) -> list[tuple[str, str]]:
     try:
         return [(str(entry["name"]), str(entry["text"])) for entry in json.loads(path.read_bytes())]
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
 
 
 def read_predictions(run: Run, target: Target) -> Predictions | None:
@@ -263,7 +263,7 @@ def read_predictions(run: Run, target: Target) -> Predictions | None:
         names += [target.prefix + name for name in optional if target.prefix + name in schema.names]
         table = pq.read_table(path, columns=names)
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     columns = {name.removeprefix(target.prefix): table[name] for name in names if name != "row"}
     if target.kind == "classification":
         truth, prediction = (_texts(columns.pop(name).to_pylist()) for name in ("truth", "prediction"))

@@ -2,6 +2,36 @@
 
 from __future__ import annotations
 
-from quire.bench.subjects import kmeans, language, linear_loss, matching, pooling, qlora, resnet50, small_mlp
+from quire.bench.subjects import (
+    average_precision,
+    curvature,
+    digits,
+    doctor,
+    kmeans,
+    language,
+    linear_loss,
+    matching,
+    pca,
+    pooling,
+    qlora,
+    recurrent,
+    resnet50,
+    small_mlp,
+)
 
-__all__ = ["kmeans", "language", "linear_loss", "matching", "pooling", "qlora", "resnet50", "small_mlp"]
+__all__ = [
+    "average_precision",
+    "curvature",
+    "digits",
+    "doctor",
+    "kmeans",
+    "language",
+    "linear_loss",
+    "matching",
+    "pca",
+    "pooling",
+    "qlora",
+    "recurrent",
+    "resnet50",
+    "small_mlp",
+]

@@ -1,8 +1,10 @@
-"""An iteration of K-means beside scikit-learn's Lloyd, from the same centres."""
+"""K-means beside scikit-learn's Lloyd, from the same centres: an iteration over rows without structure, where
+bounds help least, and whole fits of rows that lie in groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,14 +16,16 @@ from quire.functional.nearest import nearest_centres
 from quire.tasks.kmeans import KMeansTask
 from quire.train.statistics import fit_statistics
 
+MOST, TOLERANCE = 300, 1e-4
 SHAPES = [(200_000, 32, 64), *((100_000, d, k) for d in (2, 32, 256) for k in (8, 64, 1024))]
 
 
 @SUBJECTS.register("kmeans")
 def kmeans(place: Place) -> Iterator[Case]:
-    """An iteration of K-means, beside scikit-learn's Lloyd on a CPU and the plain formula on a GPU."""
+    """K-means, beside scikit-learn's Lloyd on a CPU and the plain formula on a GPU."""
     if place.small:
         yield case(place, 500, 4, 3, torch.float64)
+        yield fit(place, 500, 4, 3, torch.float64)
     elif place.on_gpu:
         bars = (Bar("time", at_most=0.6e-3, machine="H200"), Bar("error", at_most=1e-6))
         yield case(place, 1_000_000, 64, 1024, torch.float32, bars, turns=(10, 60))
@@ -32,6 +36,7 @@ def kmeans(place: Place) -> Iterator[Case]:
             for dtype in (torch.float32, torch.float64):
                 bars = (Bar("time", at_most=1.0, rival="scikit-learn"), Bar("error", at_most=1e-6))
                 yield case(place, *shape, dtype, bars)
+                yield fit(place, *shape, dtype, bars[:1])
 
 
 @GROWTHS.register("kmeans")
@@ -77,16 +82,43 @@ def case(
         contestants,
         work=Work(moved=x.nbytes, operations={kind: 2.0 * rows * features * clusters}),
         unit="iteration",
-        error=error,
+        error=partial(inertia_error, x),
         bars=bars,
     )
 
 
-def quire_run(x: Tensor, start: Tensor) -> Callable[[int], object]:
+def fit(
+    place: Place, rows: int, features: int, clusters: int, dtype: torch.dtype, bars: tuple[Bar, ...] = ()
+) -> Case:
+    """From the first rows until centres rest, of as many groups as clusters, four deviations apart."""
+    generator = torch.Generator().manual_seed(0)
+    middles = 4 * torch.randn(clusters, features, generator=generator, dtype=dtype)
+    x = middles[torch.randint(clusters, (rows,), generator=generator)]
+    x += torch.randn(rows, features, generator=generator, dtype=dtype)
+    mine, peers = quire_run(x, x[:clusters].double(), TOLERANCE), peer_run(x, clusters, TOLERANCE)
+    return Case(
+        f"K-means fit, {rows:,} × {features} in groups, {clusters:,} clusters, "
+        f"{str(dtype).removeprefix('torch.')}",
+        {"quire": lambda: mine(MOST), "scikit-learn": peer("sklearn", lambda: peers(MOST))},
+        unit="fit",
+        error=partial(inertia_error, x),
+        bars=bars,
+        whole=True,
+    )
+
+
+def inertia_error(x: Tensor, found: tuple[object, float]) -> float:
+    """Of the inertia, against labels from float64."""
+    centres = torch.as_tensor(found[0], device=x.device, dtype=torch.float64)
+    labels = nearest_centres(x.double(), centres, backend="torch")
+    return abs(found[1] / float(inertia(x, centres, labels)) - 1)
+
+
+def quire_run(x: Tensor, start: Tensor, tol: float = 0.0) -> Callable[[int], tuple[object, float]]:
     data = TensorData({"inputs": x})
 
-    def run(iterations: int) -> object:
-        task = KMeansTask(x.shape[1], len(start), tol=0.0, max_iter=iterations).to(x.device)
+    def run(iterations: int) -> tuple[object, float]:
+        task = KMeansTask(x.shape[1], len(start), tol=tol, max_iter=iterations).to(x.device)
         task.begin(data, start)
         fit_statistics(task, data, sweeps=2 * iterations, device=x.device, started=True)
         return task.centres[0], task.inertia.item()
@@ -94,14 +126,14 @@ def quire_run(x: Tensor, start: Tensor) -> Callable[[int], object]:
     return run
 
 
-def peer_run(x: Tensor, clusters: int) -> Callable[[int], object]:
+def peer_run(x: Tensor, clusters: int, tol: float = 0.0) -> Callable[[int], tuple[object, float]]:
     array = x.numpy()
 
-    def run(iterations: int) -> object:
+    def run(iterations: int) -> tuple[object, float]:
         from sklearn.cluster import KMeans
 
         found = KMeans(
-            clusters, init=array[:clusters], n_init=1, max_iter=iterations, tol=0.0, algorithm="lloyd"
+            clusters, init=array[:clusters], n_init=1, max_iter=iterations, tol=tol, algorithm="lloyd"
         ).fit(array)
         return found.cluster_centers_, found.inertia_
 

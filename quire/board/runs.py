@@ -1,0 +1,228 @@
+"""The runs of a folder. A run is read when it is asked for, and again only where one of its files changed.
+
+A run is named by its folder, and found among the names that the folder lists: no path is ever made from what
+a browser sent. Symbolic links are not followed, as they may lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import tomllib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from quire.board.metrics import Metrics, Stamp, last_values, stamp
+from quire.errors import CheckpointError, InputError, QuireError, nearest
+from quire.report import reading
+from quire.report.reading import TRAINER_VALUES, Curve, Run
+from quire.report.summary import Headline, headline
+
+TRAINING_SECONDS = 60.0
+"""A run without a result that wrote within this time is taken to be training: a checkpoint is due every 20
+seconds, and each leaves a line in the log."""
+KEPT_POINTS = 4_000_000
+"""Points of curves that stay in memory, 16 bytes each; beyond it the runs looked at longest ago go."""
+
+_FILES = ("config.toml", "metrics.jsonl", "result.json", "log.txt")
+_STATES = {"finished": "finished", "early": "stopped early", "converged": "converged"}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One line of the list."""
+
+    name: str
+    recipe: str
+    state: str
+    """training, finished, stopped early, converged, interrupted, unfinished or damaged."""
+    main: Headline | None
+    step: int
+    when: str
+    written: float
+    """Time of the newest file, in seconds since 1970."""
+    problem: str = ""
+    """Why it cannot be read."""
+
+    @property
+    def settled(self) -> bool:
+        return self.state != "training"
+
+
+class Runs:
+    """The runs below `root`, one folder each."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.RLock()
+        self._summaries: dict[str, tuple[tuple[Stamp | None, ...], Summary]] = {}
+        self._metrics: OrderedDict[str, Metrics] = OrderedDict()
+
+    def names(self) -> list[str]:
+        try:
+            with os.scandir(self.root) as entries:
+                return sorted(
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False) and stamp(self.root / entry.name / "config.toml")
+                )
+        except FileNotFoundError:
+            return []
+
+    def folder(self, name: str) -> Path:
+        """InputError where the folder lists no run of this name."""
+        try:
+            with os.scandir(self.root) as entries:
+                known = any(entry.name == name and entry.is_dir(follow_symlinks=False) for entry in entries)
+        except FileNotFoundError:
+            known = False
+        if not known or stamp(self.root / name / "config.toml") is None:
+            fix = nearest(name, self.names()) or "see the list of runs"
+            raise InputError(f"no run '{name}'", expected="a run of the folder", fix=fix)
+        return self.root / name
+
+    # -- the list ------------------------------------------------------------------------------
+
+    def list(self) -> list[Summary]:
+        """Every run, the newest first."""
+        with self._lock:
+            names = self.names()
+            found = [self.summary(name) for name in names]
+            for gone in self._summaries.keys() - set(names):
+                del self._summaries[gone]
+        return sorted(found, key=lambda run: (run.when, run.name), reverse=True)
+
+    def summary(self, name: str) -> Summary:
+        folder = self.root / name
+        stamps = tuple(
+            stamp(folder / file) for file in ("config.toml", "metrics.jsonl", "result.json", "log.txt")
+        )
+        with self._lock:
+            known = self._summaries.get(name)
+            if known is not None and known[0] == stamps and _still(known[1]):
+                return known[1]
+            made = _summarise(name, folder, *stamps)
+            self._summaries[name] = stamps, made
+        return made
+
+    # -- one run -------------------------------------------------------------------------------
+
+    def run(self, name: str) -> Run:
+        """Configuration, result and whole curves, as a report reads them."""
+        folder = self.folder(name)
+        config = read_whole_config(folder)
+        result = read_result(folder)
+        metrics = self.metrics(name)
+        curves = {
+            measure: {split: series.curve() for split, series in splits.items()}
+            for measure, splits in metrics.series.items()
+        }
+        return Run(folder, config, result, curves, metrics.last_step, metrics.last_epoch)
+
+    def metrics(self, name: str) -> Metrics:
+        folder = self.folder(name)
+        with self._lock:
+            found = self._metrics.get(name) or Metrics(folder / "metrics.jsonl")
+            try:
+                found.read_on()
+            except CheckpointError:
+                self._metrics.pop(name, None)
+                raise
+            self._metrics[name] = found
+            self._metrics.move_to_end(name)
+            kept = sum(metrics.points for metrics in self._metrics.values())
+            while kept > KEPT_POINTS and len(self._metrics) > 1:
+                kept -= self._metrics.popitem(last=False)[1].points
+        return found
+
+    def file(self, name: str, *parts: str) -> Path | None:
+        """A plain file of a run, None where there is none; no link on the way to it is followed."""
+        path = self.folder(name)
+        for part in parts[:-1]:
+            path = path / part
+            if path.is_symlink():
+                return None
+        path = path / parts[-1]
+        return path if stamp(path) is not None else None
+
+
+def read_whole_config(folder: Path) -> dict[str, Any]:
+    return _config((folder / "config.toml").read_bytes(), folder)
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    path = folder / "result.json"
+    try:
+        return reading.read_result(path) if stamp(path) is not None else None
+    except RecursionError as error:
+        raise reading.damaged(path, "it is nested too deeply") from error
+
+
+def _config(text: bytes, folder: Path) -> dict[str, Any]:
+    path = folder / "config.toml"
+    try:
+        config = tomllib.loads(text.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise reading.damaged(path, str(error)) from error
+    reading.check_format(path, config)
+    return config
+
+
+def _summarise(name: str, folder: Path, *stamps: Stamp | None) -> Summary:
+    config_stamp, metrics_stamp, result_stamp, log_stamp = stamps
+    written = max((found.modified for found in stamps if found), default=0) / 1e9
+    when = datetime.fromtimestamp(config_stamp.modified / 1e9 if config_stamp else 0).strftime(
+        "%Y-%m-%d %H:%M"
+    )
+    try:
+        head = read_head(folder)
+        result = read_result(folder)
+        state = _state(result, metrics_stamp, result_stamp, log_stamp)
+        if state == "training":
+            result = None  # of an earlier end, if there is one: the run goes on
+        step, curves = 0, dict[str, dict[str, Curve]]()
+        if result is not None:
+            step = result["steps"] if isinstance(result.get("steps"), int) else 0
+        elif metrics_stamp is not None:
+            step, curves = last_values(folder / "metrics.jsonl")
+        run = Run(folder, head, result, {k: v for k, v in curves.items() if k not in TRAINER_VALUES})
+        main, recipe = headline(run), run.recipe
+    except Exception as error:
+        # A file may hold anything, and one run must not hide the others.
+        problem = error.got if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"[:200]
+        return Summary(name, "–", "damaged", None, 0, when, written, problem.replace(f"{folder}{os.sep}", ""))
+    return Summary(name, recipe, state, main, step, str(head.get("date") or when), written)
+
+
+def read_head(folder: Path) -> dict[str, Any]:
+    """What a configuration says before its first table: recipe, command, date. The whole of it takes ten
+    times as long, which a thousand runs would feel."""
+    lines = (folder / "config.toml").read_bytes().splitlines(keepends=True)
+    end = next((place for place, line in enumerate(lines) if line.startswith(b"[")), len(lines))
+    return _config(b"".join(lines[:end]), folder)
+
+
+def _state(result: Mapping[str, Any] | None, *stamps: Stamp | None) -> str:
+    metrics, finished, log = stamps
+    newest = max((found.modified for found in (metrics, log) if found), default=0)
+    if finished is not None and (metrics is None or metrics.modified <= finished.modified):
+        stopped = str((result or {}).get("stopped", "finished"))
+        return _STATES.get(stopped, stopped)
+    return "training" if time.time() - newest / 1e9 < TRAINING_SECONDS else "unfinished"
+
+
+def _still(summary: Summary) -> bool:
+    """Whether what was said of a run is true although time has passed."""
+    return summary.settled or time.time() - summary.written < TRAINING_SECONDS
+
+
+def splits_of(curves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The splits of several runs' curves, in the order in which people think of them."""
+    found = {split for splits in curves for split in splits}
+    usual = [split for split in ("train", "validation", "test") if split in found]
+    return usual + sorted(found - set(usual))
