@@ -53,7 +53,9 @@ class Outcome:
     bars: list[dict[str, Any]] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """With the contestants in a list, Quire's first: files sort names."""
+        seen = [{"name": name, **asdict(figures)} for name, figures in self.contestants.items()]
+        return {**asdict(self), "contestants": seen}
 
 
 def run_case(case: Case, place: Place, *, rounds: int = 5, say: Say = lambda _: None) -> Outcome:

@@ -73,21 +73,20 @@ def _show(bar: dict[str, Any], value: float, unit: str) -> str:
 
 def markdown(outcomes: list[tuple[str, dict[str, Any]]]) -> str:
     """The table of README: (machine, outcome as plain data) of each case."""
-    rows = ["| subject | machine | Quire | best peer | ratio | extra memory | share of the limit |"]
+    rows = ["| subject | machine | Quire | fastest beside it | ratio | extra memory | share of the limit |"]
     rows.append("| --- | --- | --- | --- | --- | --- | --- |")
     for machine, found in outcomes:
-        seen = {name: f for name, f in found["contestants"].items() if not f["absent"]}
-        own_name = next(iter(found["contestants"]))
-        if own_name not in seen:
+        own, *others = found["contestants"]
+        if own["absent"]:
             continue
-        own = seen.pop(own_name)
-        rival = min(seen.items(), key=lambda item: item[1]["seconds"], default=None)
+        present = [other for other in others if not other["absent"]]
+        rival = min(present, key=lambda other: float(other["seconds"]), default=None)
         cells = [
             found["title"],
             machine,
             _speed(own["seconds"], found),
-            f"{rival[0]}: {_speed(rival[1]['seconds'], found)}" if rival else "",
-            f"{rival[1]['seconds'] / own['seconds']:.2g} ×" if rival else "",
+            f"{rival['name']}: {_speed(rival['seconds'], found)}" if rival else "",
+            f"{rival['seconds'] / own['seconds']:.2g} ×" if rival else "",
             amount(own["bytes"]) if own["bytes"] is not None else "",
             f"{100 * found['limit'] / own['seconds']:.0f} %" if found["limit"] else "",
         ]
