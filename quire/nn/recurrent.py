@@ -13,9 +13,10 @@ Weights have torch.nn's names and shapes, and load_state_dict takes them over in
 otherwise: each gate's recurrent block is orthogonal, input weights are Xavier's, biases zero, and the bias of
 the LSTM's forget gate 1, so that a fresh cell remembers (R. Jozefowicz et al., 2015).
 
-PyTorch's fused kernels do the work, in the weights' own type under autocast. A plain loop over time stands in
-where they cannot: for a GRU that resets before its matrix product, and for sequences of several lengths in an
-exported program, where sorting by length would make the program depend on the data.
+PyTorch's fused kernels do the work, in the weights' own type under autocast; on a CPU, where it has one for
+the LSTM alone, `quire.functional.through_time` trains the others. A plain loop over time stands in where
+neither can: for a GRU that resets before its matrix product, under torch.func, and for sequences of several
+lengths in an exported program, where sorting by length would make the program depend on the data.
 
 B sequences, T steps, D inputs, H hidden units, G gates, L layers, R directions.
 """
@@ -47,11 +48,16 @@ from quire.functional.recurrent import (
     valid_steps,
 )
 from quire.functional.regularise import check_rate
+from quire.functional.through_time import can_run, elman_through_time, gru_through_time, transformed
 
 State = Tensor | tuple[Tensor, Tensor]
 """h (L·R, B, H), or (h, c) for the LSTM."""
 Parts = tuple[Tensor, ...]
 """The same, as a tuple of one or two."""
+
+LEAST_STEPS = 16
+"""Quire's own function of a sequence takes longer to begin than PyTorch's, which is as fast without
+gradients: it wins in training, from here on."""
 
 # cuDNN wants the weights in one chunk and copies them otherwise, as it must where training lays parameters
 # flat for its own ends. That costs little, and its advice to call flatten_parameters would undo the layout.
@@ -141,6 +147,10 @@ class Recurrent(nn.Module):
         """(a, state) → state for a = W_ih x + b_ih."""
         raise NotImplementedError
 
+    def _sequence(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        """Quire's own function of a whole sequence on a CPU, or None."""
+        return None
+
     # Forward ----------------------------------------------------------------------------------
 
     def forward(
@@ -151,7 +161,9 @@ class Recurrent(nn.Module):
         states = self._start(x, state)
         if x.shape[1] == 0:
             output, last = x.new_zeros(x.shape[0], 0, self.output_size), states
-        elif self._kernel() is None or (lengths is not None and torch.compiler.is_exporting()):
+        elif (
+            self._kernel() is None or (lengths is not None and torch.compiler.is_exporting()) or transformed()
+        ):
             output, last = self._loop(x, states, lengths)
         elif lengths is None:
             output, last = self._call(x, states)
@@ -160,14 +172,19 @@ class Recurrent(nn.Module):
         return output if self.batch_first else output.transpose(0, 1), _alone(last)
 
     @torch.compiler.disable  # the compiler would unroll the fused kernel into T steps of its own
-    def _call(self, data: Tensor, states: Parts, sizes: Tensor | None = None) -> tuple[Tensor, Parts]:
-        """The kernel over rows of one length, or over packed `data` with the batch's `sizes` step by step."""
+    def _call(
+        self, data: Tensor, states: Parts, sizes: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Parts]:
+        """The kernel over rows of one length, over packed `data` with the batch's `sizes` step by step, or
+        over rows whose `lengths` fall."""
         device = data.device.type
         if torch.is_autocast_enabled(device):
             # cuDNN would take float16 whatever type is asked for, in which small gradients vanish.
             kind = self.weights_of(0, 0)[0].dtype
             with torch.autocast(device, enabled=False):
-                return self._call(data.to(kind), tuple(part.to(kind) for part in states), sizes)
+                return self._call(data.to(kind), tuple(part.to(kind) for part in states), sizes, lengths)
+        if sizes is None and self._runs_itself(data):
+            return self._itself(data, states, lengths)
         kernel = self._kernel()
         assert kernel is not None
         weights: list[Tensor] = []
@@ -188,6 +205,13 @@ class Recurrent(nn.Module):
         _check_range(counts, x.shape[1])
         if bool((counts == x.shape[1]).all()):
             return self._call(x, states)
+        if self._runs_itself(x):
+            fall = counts.argsort(descending=True, stable=True)
+            again = fall.argsort()
+            rows = x.masked_fill(~valid_steps(lengths, x).unsqueeze(-1), 0).index_select(0, fall)
+            starts = tuple(part.index_select(1, fall) for part in states)
+            output, last = self._call(rows, starts, lengths=counts[fall])
+            return output.index_select(0, again), tuple(part.index_select(1, again) for part in last)
         # PyTorch refuses empty sequences: they get one step of zeros, whose results are thrown away.
         some_empty, empty = not bool(counts.all()), (lengths == 0).to(x.device)
         if some_empty:
@@ -204,6 +228,32 @@ class Recurrent(nn.Module):
             pairs = zip(states, last, strict=True)
             last = tuple(torch.where(empty[:, None], old, new) for old, new in pairs)
         return output, last
+
+    def _runs_itself(self, x: Tensor) -> bool:
+        weights = self.weights_of(0, 0)
+        if self._sequence() is None or x.device.type != "cpu" or not can_run(*weights):
+            return False
+        learns = torch.is_grad_enabled() and any(one.requires_grad for one in (x, *weights))
+        return learns and x.shape[1] >= LEAST_STEPS and len(x) > 0
+
+    def _itself(self, x: Tensor, states: Parts, lengths: Tensor | None) -> tuple[Tensor, Parts]:
+        """Quire's own function, layer by layer. Everything stays in the order of time in memory."""
+        sequence = self._sequence()
+        assert sequence is not None
+        last: list[Tensor] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(self.directions):
+                weights = self._kernel_weights(self.weights_of(layer, direction))
+                start = states[0][len(last)]
+                output, end = sequence(x, start, *weights, reverse=direction == 1, lengths=lengths)
+                outputs.append(output.transpose(0, 1))
+                last.append(end)
+            wide = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            if layer + 1 < self.num_layers:
+                wide = dropout(wide, self.dropout, self.training)
+            x = wide.transpose(0, 1)
+        return x, (torch.stack(last),)
 
     def _loop(self, x: Tensor, states: Parts, lengths: Tensor | None) -> tuple[Tensor, Parts]:
         if lengths is not None:
@@ -299,6 +349,9 @@ class RNN(Recurrent):
     def _step(self, weight_hh: Tensor, bias_hh: Tensor | None) -> Callable[..., Any]:
         return partial(elman_step, weight_hh=weight_hh, bias_hh=bias_hh, nonlinearity=self.nonlinearity)
 
+    def _sequence(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        return partial(elman_through_time, nonlinearity=self.nonlinearity)
+
 
 @final
 class LSTM(Recurrent):
@@ -356,6 +409,9 @@ class GRU(Recurrent):
 
     def _step(self, weight_hh: Tensor, bias_hh: Tensor | None) -> Callable[..., Any]:
         return partial(gru_step, weight_hh=weight_hh, bias_hh=bias_hh, reset=self.reset, keeps=self.keeps)
+
+    def _sequence(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        return gru_through_time if self.reset == "after" else None
 
     def extra_repr(self) -> str:
         plain = (self.reset, self.keeps) == ("after", "z")
