@@ -45,6 +45,9 @@ KERNEL_COMPONENTS, KERNEL_FEATURES = 128, 64  # what still fits into registers
 # Numbers of φ in a chunk, by measurement: large enough for the products, small enough for the cache.
 CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**25}
 ROWS_PER_THREAD = 2**12
+# The logarithm of a share that adds nothing to a sum: the exponential of less than −708 takes 6 to 17 times
+# as long as any other.
+LOWEST = -600.0
 
 
 class Frame(NamedTuple):
@@ -278,22 +281,19 @@ def _sweep_products(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:
         sums, likelihood = torch.zeros_like(theta), theta.new_zeros(lead)
         total = theta.new_zeros(features, features)
         rows = _chunk_rows(x, max(theta.shape))
-        # Memory for a chunk is taken once: asking for it again each time would cost a third of the sweep.
-        heights = (features + 1, theta.shape[1], theta.shape[0])
-        memory = [theta.new_empty(height * rows) for height in heights]
+        rows = -(-len(x) // max(1, -(-len(x) // rows)))  # as many chunks, of equal size
+        room = _Room(mixture, theta, rows)
         for part in x.split(rows):
-            columns, phi, logs = (
-                held[: height * len(part)].view(height, len(part))
-                for held, height in zip(memory, heights, strict=True)
-            )
-            columns = frame.augmented(part.double(), columns)
-            phi = quadratic_features(columns, mixture, phi)
-            logs = torch.mm(theta, phi, out=logs).view(*lead, components, len(part))
-            row_likelihood = logs.logsumexp(-2, keepdim=True)
-            likelihood += row_likelihood.sum((-1, -2))
-            sums.addmm_(logs.sub_(row_likelihood).exp_().view(len(theta), len(part)), phi.mT)
+            if len(part) != room.columns.shape[1]:
+                room = _Room(mixture, theta, len(part))
+            frame.augmented(part.double(), room.columns)
+            room.fill()
+            torch.mm(theta, room.phi, out=room.logs)
+            shares = room.logs.view(*lead, components, len(part))
+            likelihood += _normalise(shares)
+            sums.addmm_(room.logs, room.phi.mT)
             if tied:
-                total += columns[:-1] @ columns[:-1].mT
+                total += room.columns[:-1] @ room.columns[:-1].mT
         return likelihood, sums.view(coefficients.shape), total
 
     likelihood, sums, total = _shared(work, x)
@@ -302,6 +302,40 @@ def _sweep_products(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:
     precision = mixture.factors @ mixture.factors.mT
     likelihood -= 0.5 * (precision * total).sum((-1, -2, -3))
     return MixtureSweep(likelihood, moments_of_features(sums, mixture, total), False)
+
+
+def _normalise(logs: Tensor) -> Tensor:
+    """ln π_k N(x_n) (…, K, n) become responsibilities in place; Σ_n ln p(x_n), (…)."""
+    largest = logs.amax(-2, keepdim=True)
+    total = logs.sub_(largest).clamp_(min=LOWEST).exp_().sum(-2, keepdim=True)
+    logs.div_(total)
+    return total.log_().add_(largest).sum((-1, -2))
+
+
+class _Room:
+    """Memory for a chunk of n rows, taken once: to ask for it each time would cost a third of the sweep, and
+    to find the places of φ's rows in it a tenth."""
+
+    def __init__(self, like: Mixture, theta: Tensor, rows: int) -> None:
+        size = like.means.shape[-1] + 1
+        self.like = like
+        self.columns = theta.new_empty(size, rows)
+        self.logs = theta.new_empty(len(theta), rows)
+        self.phi = self.columns
+        self.products: list[tuple[Tensor, Tensor, Tensor]] = []
+        if like.matrices and not like.apart:
+            return
+        self.phi = theta.new_empty(theta.shape[1], rows)
+        if like.matrices and not theta.is_cuda:
+            parts = self.phi.split(list(range(size, 0, -1)))
+            self.products = [(self.columns[i], self.columns[i:], parts[i]) for i in range(size)]
+
+    def fill(self) -> None:
+        """φ of the columns."""
+        for one, others, out in self.products:
+            torch.mul(one, others, out=out)
+        if not self.products:
+            quadratic_features(self.columns, self.like, self.phi)
 
 
 def _sweep_centred(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:

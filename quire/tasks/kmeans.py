@@ -13,8 +13,9 @@ The field "weight" (B,) weighs rows; without it each counts once. Centres are fl
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any, Literal, NamedTuple, Self, final, get_args
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, TypeVar, final, get_args
 
 import torch
 from torch import Tensor
@@ -32,15 +33,27 @@ from quire.functional.clusters import (
     relocate_empty,
     squared_distances,
 )
-from quire.functional.nearest import Backend, Tally, cluster_sums, nearest_centres, pieces, takes_kernels
+from quire.functional.nearest import (
+    Backend,
+    ClusterSums,
+    Tally,
+    cluster_sums,
+    nearest_centres,
+    pieces,
+    takes_kernels,
+)
+from quire.functional.threads import one_thread, share_rows
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
 
+T = TypeVar("T")
 Start = Literal["k-means++", "random"]
 WEIGHT = "weight"
 SAMPLE_ROWS = 2**17
 ROWS_PER_CLUSTER = 2**7
 """First centres are chosen among so many rows, or so many for each cluster if that is more."""
+SHARE_ROWS = 2**12
+"""Rows below which a thread is not worth starting."""
 EXACT = 8 * torch.finfo(torch.float64).eps
 """Centres that move by no more than this part of them have not moved."""
 
@@ -204,26 +217,34 @@ class KMeansTask(StatisticsTask):
 
     def _survey(self, data: Data) -> None:
         """What does not change from sweep to sweep, in one pass about a provisional mean."""
-        first = second = torch.zeros_like(self.shift)
+        sums = self.shift.new_zeros(2 * self.features + 2)
         largest = torch.zeros_like(self.radius)
-        for buffer in (self.squares, self.mass):
-            buffer.zero_()
         for number, batch in enumerate(in_order(data)):
             batch = batch.to(self.shift.device)
             rows, weights = as_rows(batch.inputs), batch.fields.get(WEIGHT)
-            for part in pieces(rows):
-                if number == part.start == 0:
-                    # Rounded to the rows' own type, so that taking it off them means the same everywhere.
-                    self.shift.copy_(rows[part].double().mean(0).to(rows.dtype))
-                x = rows[part].double() - self.shift
-                first = first + x.sum(0)
-                second, squared = second + x.square_().sum(0), x.sum(1)
-                weight = torch.ones_like(squared) if weights is None else weights[part].double()
-                self.squares += weight @ squared
-                self.mass += weight.sum()
-                largest = torch.maximum(largest, squared.max())
+            if number == 0:
+                # Rounded to the rows' own type, so that taking it off them means the same everywhere.
+                with one_thread():
+                    self.shift.copy_(rows[next(pieces(rows))].double().mean(0).to(rows.dtype))
+            for part, distance in self._shared(partial(self._surveyed, rows, weights), rows):
+                sums, largest = sums + part, torch.maximum(largest, distance)
+        first, second = sums[: 2 * self.features].view(2, -1) / len(data)
+        self.squares.copy_(sums[-2])
+        self.mass.copy_(sums[-1])
         self.radius.copy_(largest.sqrt())
-        self.variance.copy_((second / len(data) - (first / len(data)).square()).clamp_min(0).mean())
+        self.variance.copy_((second - first.square()).clamp_min(0).mean())
+
+    def _surveyed(self, rows: Tensor, weights: Tensor | None, span: slice) -> tuple[Tensor, Tensor]:
+        """Σ x, Σ x², Σ w‖x‖² and Σ w of rows less the shift, (2D + 2,), and the largest ‖x‖²."""
+        largest, sums = torch.zeros_like(self.radius), self.shift.new_zeros(2 * self.features + 2)
+        for part in pieces(rows[span]):
+            x = rows[span][part].double() - self.shift
+            first = x.sum(0)
+            second, squared = x.square_().sum(0), x @ torch.ones_like(self.shift)
+            weight = torch.ones_like(squared) if weights is None else weights[span][part].double()
+            sums += torch.cat([first, second, (weight @ squared)[None], weight.sum()[None]])
+            largest = torch.maximum(largest, squared.max())
+        return sums, largest
 
     @torch.no_grad()
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
@@ -236,10 +257,8 @@ class KMeansTask(StatisticsTask):
         for r in range(self.starts):
             if not now.active[r]:
                 continue
-            found = cluster_sums(
-                x, self.centres[r], weights=weights, shift=self.shift, radius=now.radius,
-                tally=self._tally(r, batch) if weights is None else None, backend=self.backend,
-            )  # fmt: skip
+            tally = self._tally(r, batch) if weights is None else None
+            found = self._searched(r, x, weights, tally)
             sums[r], counts[r] = found.sums, found.counts
             if now.wanted[r]:
                 some = farthest_rows(x, self.centres[r], found.labels, int(now.wanted[r]), weights=weights)
@@ -250,6 +269,26 @@ class KMeansTask(StatisticsTask):
         layout[:1].fill_(len(x))
         return {"sums": sums, "counts": counts, "layout": layout} | ({"far": far} if most else {})
 
+    def _searched(self, start: int, x: Tensor, weights: Tensor | None, tally: Tally | None) -> ClusterSums:
+        """Labels, sums and counts of rows under the centres of a start."""
+        return cluster_sums(
+            x, self.centres[start], weights=weights, shift=self.shift, radius=self._control().radius,
+            tally=tally, backend=self.backend,
+        )  # fmt: skip
+
+    def _inertia(self, x: Tensor, centres: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        def work(span: slice) -> Tensor:
+            weight = None if weights is None else weights[span]
+            return inertia(x[span], centres, labels[span], weights=weight)
+
+        return sum(self._shared(work, x), torch.zeros_like(self.mass))
+
+    def _shared(self, work: Callable[[slice], T], rows: Tensor) -> list[T]:
+        """`work` of all rows, on the CPU divided among threads."""
+        if rows.device.type != "cpu":
+            return [work(slice(0, len(rows)))]
+        return share_rows(work, len(rows), least=SHARE_ROWS)
+
     def _tally(self, start: int, batch: Batch) -> Tally | None:
         """The sums of the last sweep, where all rows lie in a CPU's memory as they are."""
         rows = as_rows(batch.inputs)
@@ -258,11 +297,13 @@ class KMeansTask(StatisticsTask):
             return None
         kept = self._tallies.get(start)
         if kept is None or kept.rows.data_ptr() != place:
-            kept = Tally(rows, self.clusters, self.shift, self._control().radius)
+            with one_thread():
+                kept = Tally(rows, self.clusters, self.shift, self._control().radius)
             self._tallies[start] = kept
         return kept
 
     @torch.no_grad()
+    @one_thread()
     def advance(self, totals: Mapping[str, Tensor]) -> Tensor:
         """c_k ← S_k / n_k of the active starts."""
         sums, counts = totals["sums"], totals["counts"]
@@ -282,8 +323,9 @@ class KMeansTask(StatisticsTask):
         moved = (new - self.centres).square().sum((1, 2))
         limit = torch.maximum(self.tol * self.variance, EXACT**2 * self.centres.square().sum((1, 2)))
         self.centres.copy_(new)
-        self.iterations += goes
-        self.active &= ~(goes & ((moved <= limit) | (self.iterations >= self.max_iter)))
+        # By name in place: to assign to a module's buffer takes longer than to add to it.
+        self.iterations.add_(goes)
+        self.active.logical_and_(~(goes & ((moved <= limit) | (self.iterations >= self.max_iter))))
         self.wanted.copy_(torch.where(waits, empty, 0))
         self.layout.copy_(totals["layout"])
         self.best.copy_(self.inertia.argmin())
@@ -300,13 +342,16 @@ class KMeansTask(StatisticsTask):
     def finish(self, data: Data, validation: Data | None) -> None:
         """J of each start's last centres, and which start is the best."""
         totals = torch.zeros_like(self.inertia)
-        self._tallies = {}
         for batch in in_order(data):
             batch = batch.to(self.shift.device)
             x, weights = as_rows(batch.inputs), batch.fields.get(WEIGHT)
             for r, centres in enumerate(self.centres):
-                labels = nearest_centres(x, centres, shift=self.shift, backend=self.backend)
-                totals[r] += inertia(x, centres, labels, weights=weights)
+                if weights is None and (tally := self._tally(r, batch)) is not None:
+                    labels = self._searched(r, x, weights, tally).labels
+                else:
+                    labels = nearest_centres(x, centres, shift=self.shift, backend=self.backend)
+                totals[r] += self._inertia(x, centres, labels, weights)
+        self._tallies = {}
         self.inertia.copy_(totals)
         self.best.copy_(totals.argmin())
 

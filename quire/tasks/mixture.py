@@ -40,6 +40,7 @@ from quire.functional.mixtures import (
     sample_mixture,
 )
 from quire.functional.nearest import cluster_sums, nearest_centres
+from quire.functional.threads import one_thread
 from quire.models.conditional import Labels, asked_classes
 from quire.tasks.generating import check_asked
 from quire.train.statistics import StatisticsTask, Swept, as_rows
@@ -258,6 +259,7 @@ class MixtureTask(StatisticsTask):
         return sums | found.moments._asdict()
 
     @torch.no_grad()
+    @one_thread()
     def advance(self, totals: Mapping[str, Tensor]) -> Tensor:
         """μ_k, Σ_k and π_k of the active starts."""
         which = self._control().which

@@ -56,7 +56,8 @@ def test_rows_that_float32_cannot_tell_apart(step: float) -> None:
     x = torch.cat([middle + away, middle - away])
     wanted = by_differences(x, centres)
     screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
-    screen.over([slice(0, len(x))], screen._room(len(x)))
+    room = screen._room(len(x))
+    screen.over(nearest.spans(len(x), room.size), room)
     wrong = (screen.labels != wanted).nonzero()[:, 0]
     assert step > 1e-7 or len(wrong) > 20, "float32 alone would do"
     assert set(wrong.tolist()) <= set(screen.unsure(slice(0, len(x))).tolist())

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from quire.bench.case import SUBJECTS, Bar, Case, Place
 from quire.doctor import Monitor, examine
-from quire.models import resnet18
+from quire.models.resnet import resnet18, resnet20
 
 
 @SUBJECTS.register("doctor")
@@ -20,7 +20,7 @@ def doctor(place: Place) -> Iterator[Case]:
         return
     rows = place.size(128, 4)
     torch.manual_seed(0)
-    model = resnet18(num_classes=10)
+    model = resnet20(10) if place.small else resnet18(10)
     batches = [(torch.randn(rows, 3, 32, 32), torch.arange(rows) % 10) for _ in range(4)]
     optimiser = torch.optim.SGD(model.parameters(), 0.1)
     yield Case(
