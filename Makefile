@@ -5,15 +5,17 @@ BIN := .venv/bin
 # One thread for each of the test processes that share the machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help train test quick lint faults bench clean
+.PHONY: help train test quick lint faults fuzz bench docs clean
 
 help:
 	@echo "make train   set up .venv, train the default recipe on built-in data, show the result"
 	@echo "make test    everything: ruff, mypy, the whole test suite"
 	@echo "make quick   the tests that are not marked slow"
 	@echo "make lint    ruff and mypy alone"
-	@echo "make faults  kill training 200 times and resume it each time"
+	@echo "make faults  kill, full disks, flipped bits, hostile files: all that must not cost a run"
+	@echo "make fuzz    ten minutes of fuzzing for every reader of files"
 	@echo "make bench   side by side with the peers"
+	@echo "make docs    the documentation as a site, in site/, the sheet's proofs run"
 	@echo "make clean   remove .venv and the caches; runs/ stays"
 
 train: .venv/.ready
@@ -32,9 +34,22 @@ lint: .venv/.ready
 
 faults: .venv/.ready
 	$(BIN)/python -m tests.faults.kill --kills 200
+	$(BIN)/python -m tests.faults.hostile --quiet
+	$(BIN)/python -m tests.faults.flips --flips 1000
+	$(BIN)/python -m tests.faults.full
+	$(BIN)/python -m tests.faults.databases
+	$(PYTEST) tests/faults/test_random.py --hypothesis-profile=faults
+
+fuzz: .venv/.ready
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check atheris || echo "atheris cannot be installed here"
+	$(BIN)/python -m tests.faults.fuzz --seconds 600
 
 bench: .venv/.bench
 	$(BIN)/quire bench --save benchmarks/results
+
+docs: .venv/.ready
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html; with search: $(BIN)/python -m http.server --directory site --bind 127.0.0.1"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -47,7 +62,7 @@ clean:
 		  echo "  fix: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "setting up .venv, once; this takes a minute or two"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[board,export,test]"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[board,docs,export,test]"
 	@touch $@
 
 .venv/.bench: .venv/.ready

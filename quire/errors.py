@@ -66,6 +66,13 @@ class NonFiniteError(QuireError, FloatingPointError):
     """NaN or infinity in the data, the loss or a gradient; the step was not applied."""
 
 
+class WriteError(QuireError, OSError):
+    """A file that could not be written: the disk is full, read-only or gone. What stood there is whole."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # not that of OSError, which is put together from number and path
+
+
 class CheckpointError(QuireError):
     """A checkpoint or run folder that is missing, damaged or of another format."""
 

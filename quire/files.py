@@ -1,15 +1,25 @@
-"""Writing without half-written files: to a temporary sibling, flushed to disk, then renamed."""
+"""Writing without half-written files: to a temporary sibling, flushed to disk, then renamed. And reading
+files of which nothing can be taken for granted."""
 
 from __future__ import annotations
 
+import errno
+import functools
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar
+
+from quire.errors import CheckpointError, QuireError, WriteError
+
+Rest = ParamSpec("Rest")
+Found = TypeVar("Found")
 
 
 def sync_folder(folder: Path) -> None:
@@ -36,10 +46,50 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    except BaseException as problem:
+        written = _bytes_below(temporary)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _unwritable(path, problem, written) from problem
     sync_folder(path.parent)
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[IO[str]]:
+    """A text file to add to."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            yield file
+    except OSError as problem:
+        raise _unwritable(path, problem, _bytes_below(path)) from problem
+
+
+def _bytes_below(path: Path) -> int:
+    with suppress(OSError):
+        files = [path] if path.is_file() else [inner for inner in path.rglob("*") if inner.is_file()]
+        return sum(file.stat().st_size for file in files)
+    return 0
+
+
+def _unwritable(path: Path, problem: BaseException, written: int) -> BaseException:
+    """The same problem where it is none of writing; otherwise one that says where and how much. safetensors
+    has an error of its own for what the system refuses it."""
+    refused = re.search(r"\(os error (\d+)\)", str(problem))
+    if isinstance(problem, QuireError) or not (isinstance(problem, OSError) or refused):
+        return problem
+    number = problem.errno if isinstance(problem, OSError) else int(refused[1]) if refused else None
+    reason = os.strerror(number) if number else str(problem)
+    room = ""
+    with suppress(OSError):
+        free = shutil.disk_usage(next(folder for folder in path.parents if folder.exists())).free
+        room = f", {free} bytes are free on its disk"
+    error = WriteError(
+        f"{path} cannot be written: {reason}; it got to {written} bytes{room}",
+        expected="a folder that can be written to, on a disk with room",
+        fix="make room, or move the run to another disk and go on with --resume",
+    )
+    error.errno, error.strerror, error.filename = number, reason, str(path)
+    return error
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -67,8 +117,8 @@ def folder_that_appears_whole(target: Path) -> Iterator[Path]:
     """A temporary sibling to fill; it becomes `target` at the end, or is removed."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir()
         yield temporary
         for path in temporary.iterdir():
             if path.is_file():
@@ -76,6 +126,111 @@ def folder_that_appears_whole(target: Path) -> Iterator[Path]:
         sync_folder(temporary)
         temporary.rename(target)
         sync_folder(target.parent)
-    except BaseException:
+    except BaseException as problem:
+        written = _bytes_below(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        raise _unwritable(target, problem, written) from problem
+
+
+FREELY = 48 * 2**20
+"""Bytes that any file may unpack to."""
+PACKED = 100
+"""How many times its size a larger one may unpack to: data seldom comes near it, a bomb is ten times that."""
+
+
+def is_bomb(path: Path, unpacked: int) -> bool:
+    """Whether a packed file that says it holds so many bytes is out of all proportion."""
+    return unpacked > max(FREELY, PACKED * path.stat().st_size)
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a regular file. A device or a pipe, which may have no end, is refused."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "a device or a pipe, not a file", str(path))
+    return path.read_bytes()
+
+
+def names_its_file(
+    read: Callable[Concatenate[Path, Rest], Found],
+) -> Callable[Concatenate[Path, Rest], Found]:
+    """A reader of run folders whose every failure is a CheckpointError with the path.
+
+    What somebody changed on purpose, with sums that fit, fails in as many ways as there are bytes.
+    """
+
+    @functools.wraps(read)
+    def reading(path: Path, *values: Rest.args, **options: Rest.kwargs) -> Found:
+        try:
+            return read(path, *values, **options)
+        except QuireError:
+            raise
+        except Exception as problem:
+            what = " ".join(str(problem).split())[:200]
+            raise CheckpointError(
+                f"{path} cannot be used: {what or 'no reason given'} ({type(problem).__name__})",
+                expected="what Quire wrote, unchanged",
+                fix="restore it from a copy, or train again",
+            ) from problem
+
+    return reading
+
+
+# The sums of a finished run ---------------------------------------------------------------------
+
+SUMS = "sums.json"
+GROWS = ("log.txt", "metrics.jsonl")
+"""Files that are added to when a run is resumed; what they had then is what is checked."""
+
+
+def write_sums(folder: Path, patterns: tuple[str, ...] = ("*.*", "figures/*")) -> None:
+    """Size and SHA-256 of the files of a finished run; those of its checkpoints are in their manifests."""
+    found = {
+        path.relative_to(folder).as_posix(): path for pattern in patterns for path in folder.glob(pattern)
+    }
+    files = {
+        name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for name, path in sorted(found.items())
+        if path.is_file() and name != SUMS and not name.startswith(".")
+    }
+    sums: dict[str, Any] = {"format": 1, "files": files}
+    write_json(folder / SUMS, {**sums, "sha256": hashlib.sha256(canonical_json(sums)).hexdigest()})
+
+
+def check_sums(folder: Path, *names: str) -> None:
+    """CheckpointError where one of these files, or without names any file, is not as the finished run left
+    it. A run that has not ended has no sums and nothing to check."""
+    if not (folder / SUMS).exists():
+        return
+    sums = _read_sums(folder / SUMS)
+    for name in names or sums:
+        if name not in sums:
+            continue
+        facts = sums[name]
+        try:
+            content = read_file(folder / name)
+        except OSError as problem:
+            raise _changed(folder / name, f"cannot be read: {problem.strerror}") from None
+        content = content[: facts["bytes"]] if name in GROWS else content
+        if len(content) != facts["bytes"] or hashlib.sha256(content).hexdigest() != facts["sha256"]:
+            raise _changed(
+                folder / name, "is damaged: it does not have the size or the sum that it was left with"
+            )
+
+
+@names_its_file
+def _read_sums(path: Path) -> dict[str, Any]:
+    content = read_file(path)
+    sums = json.loads(content)
+    stated = sums.pop("sha256")
+    whole = canonical_json({**sums, "sha256": stated}) == content
+    if not whole or stated != hashlib.sha256(canonical_json(sums)).hexdigest():
+        raise _changed(path, "does not have its own sum")
+    return dict(sums["files"])
+
+
+def _changed(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} {what}",
+        expected="the file as the run wrote it",
+        fix="restore it from a copy, or train again; 'quire report RUN' writes the report again",
+    )

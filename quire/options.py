@@ -158,6 +158,21 @@ class Train:
         check(good, "--train.precision", self.precision, "float32 or bfloat16")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How many processes train together."""
+
+    nproc: int = 1
+    """Processes on this machine that train together, each with a GPU of its own or with its share of the
+    cores; the result is that of one. On several machines use torchrun."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "--", nproc=">= 1")
+        parent = getattr(super(), "__post_init__", None)
+        if parent is not None:
+            parent()
+
+
 def to_dict(options: Any) -> Any:
     """Nested dataclasses as plain dictionaries, without the fields that are None (TOML has no null)."""
     if hasattr(options, "__dataclass_fields__"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,9 +18,10 @@ from quire.data.loaded import Prepared, Prepares
 from quire.data.preparation import Preparation
 from quire.data.streamed import is_large, scaled_rows
 from quire.data.text import TextPreparation
-from quire.errors import InputError
+from quire.errors import CheckpointError, InputError
+from quire.files import check_sums, names_its_file
 from quire.options import Rows as RowOptions
-from quire.report.reading import read_metrics
+from quire.report.reading import read_metrics, read_result
 from quire.tasks.detection import Detection
 from quire.tasks.generating import Generates
 from quire.tasks.language import LanguageModel
@@ -53,6 +53,7 @@ class Run:
         self.path = path
         self.device = torch.device(device)
         self.config = read_config(path)
+        check_sums(path, "config.toml", "result.json")
 
     @cached_property
     def trained(self) -> Trained:
@@ -74,10 +75,7 @@ class Run:
     @property
     def result(self) -> dict[str, Any] | None:
         """The final result, None for a run that has not ended."""
-        try:
-            return json.loads((self.path / "result.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
+        return read_result(self.path / "result.json")
 
     def evaluate(self, data: Path | None = None) -> dict[str, dict[str, float]]:
         """Measures by split on the data of the run, or on another file as a whole (split "data")."""
@@ -168,7 +166,15 @@ class Run:
         from quire.options import from_dict
         from quire.recipes.base import RECIPES
 
-        return from_dict(RECIPES[self.config["recipe"]].options, self.config["options"])
+        @names_its_file
+        def options_in(path: Path) -> Any:
+            recipe = RECIPES[self.config["recipe"]]
+            try:
+                return from_dict(recipe.options, self.config["options"])
+            except InputError as problem:
+                raise CheckpointError(f"{path}: {problem.got}", expected=problem.expected) from None
+
+        return options_in(self.path / "config.toml")
 
     def _prepare(self, path: Path | str, *, need_target: bool) -> Prepared:
         """The rows of a file, ready for the task; of a large one read in pieces."""

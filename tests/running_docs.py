@@ -1,17 +1,20 @@
-"""Runs a document: its commands and snippets, in order, in the current folder.
+"""Runs documents: their commands and snippets, in order, each document in a new folder below the current one.
 
-    python -m tests.running_docs README.md
+    python -m tests.running_docs README.md docs/tutorials/*.md examples/*.ipynb
 
 In a block marked `console` each line after `$ ` is a command and the lines below it are what it prints:
 they must come in this order, numbers and spacing aside; `…` stands for the rest of a line, or alone for
 any lines. A command must succeed unless the first line shown is an error. Blocks marked `python` share
-their names. Commands `make TARGET` are only looked up: the tests themselves run inside one of them.
+their names, as do the cells of a notebook. Commands `make TARGET` are only looked up: the tests themselves
+run inside one of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -42,6 +45,16 @@ class Step(NamedTuple):
 def blocks(text: str) -> Iterator[Block]:
     for found in BLOCK.finditer(text):
         yield Block(text.count("\n", 0, found.start()) + 2, found[1], found[2])
+
+
+def cells(text: str) -> Iterator[Block]:
+    """The code of a notebook, on lines that follow each other."""
+    line = 1
+    for cell in json.loads(text)["cells"]:
+        if cell["cell_type"] == "code":
+            code = "".join(cell["source"]) + "\n"
+            yield Block(line, "python", code)
+            line += code.count("\n")
 
 
 def steps(text: str) -> Iterator[Step]:
@@ -104,7 +117,8 @@ def check_step(step: Step) -> str | None:
 
 def run_document(path: Path) -> list[str]:
     problems: list[str] = []
-    found = list(blocks(path.read_text(encoding="utf-8")))
+    text = path.read_text(encoding="utf-8")
+    found = list(cells(text) if path.suffix == ".ipynb" else blocks(text))
     module = python_of(found)
     for block in found:
         if block.language == "console":
@@ -134,7 +148,20 @@ def python_of(found: list[Block]) -> types.ModuleType:
     return module
 
 
+def run_documents(paths: list[Path]) -> list[str]:
+    """What is wrong with any of them. Imports, which take longest, are paid for once."""
+    problems: list[str] = []
+    start = Path.cwd()
+    for number, path in enumerate(paths):
+        folder = start / f"{number}-{path.stem}"
+        folder.mkdir()
+        os.chdir(folder)
+        problems += run_document(path)
+    os.chdir(start)
+    return problems
+
+
 if __name__ == "__main__":
-    problems = run_document(Path(sys.argv[1]))
+    problems = run_documents([Path(name).absolute() for name in sys.argv[1:]])
     print("\n\n".join(problems))
     sys.exit(1 if problems else 0)

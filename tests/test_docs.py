@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,16 +13,29 @@ import pytest
 from tests.running_docs import Step, blocks, check_step, missing_line, normal, run_document, steps
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+GROUPS = {
+    "start": [path for path in DOCUMENTS if path.parent == ROOT],
+    **{folder.name: sorted(folder.glob("*.md")) for folder in (DOCS, DOCS / "tutorials", DOCS / "howto")},
+    "examples": NOTEBOOKS,
+}
+MADE = ("sheet/", "api/", "benchmarks.md")
+"""Pages that are made when the site is built, which looks at the links to them itself."""
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_what_is_documented_runs(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_is_documented_runs(group: str, tmp_path: Path) -> None:
     # In a process of its own: what a document registers must not be met by the contract tests.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.running_docs", str(path)],
+        [sys.executable, "-m", "tests.running_docs", *map(str, GROUPS[group])],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -30,16 +44,65 @@ def test_what_is_documented_runs(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_document_is_in_a_group() -> None:
+    assert {path for paths in GROUPS.values() for path in paths} == {*DOCUMENTS, *NOTEBOOKS}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_every_block_says_what_it_is(path: Path) -> None:
     kinds = {block.language for block in blocks(path.read_text(encoding="utf-8"))}
     assert kinds <= {"console", "python", "text", "toml"}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
-        assert "://" in target or (path.parent / target).exists(), target
+        made = path.is_relative_to(DOCS) and target.removeprefix("../").startswith(MADE)
+        assert made or "://" in target or (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebook_holds_no_results_of_somebody_else(path: Path) -> None:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_site_is_built_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material comes with the extra 'docs'")
+    site = tmp_path / "site"
+    build = f"""
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+config = load_config({str(ROOT / "mkdocs.yml")!r}, site_dir={str(site)!r}, strict=True, plugins=[])
+config.extra["proofs"] = ["dense"]
+build(config)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", build],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {str(page.relative_to(site)): page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    for page, text in pages.items():
+        fetched = re.findall(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=[\"']?(https?:|//)[^>]*", text)
+        assert not fetched, page
+    styles = [style.read_text(encoding="utf-8") for style in site.rglob("*.css")]
+    assert not any(re.search(r"(@import|url\()\s*[\"']?(https?:|//)", style) for style in styles)
+    # The proofs were run, formulas are typeset, and code leads to the reference.
+    dense = pages["sheet/dense.html"]
+    assert dense.count("Proof: <strong>passed</strong>") == dense.count("<h2 id=") > 5
+    assert "<math" in dense
+    assert "The printed form: error" in dense
+    assert 'href="../api/functional/feedforward.html#' in dense
+    assert 'id="quire.nn.attention.MultiHeadAttention"' in pages["api/nn.html"]
 
 
 def test_the_two_commands_are_in_the_readme() -> None:

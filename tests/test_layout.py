@@ -31,7 +31,7 @@ BELOW_RECIPES = {
 }
 ALLOWED = {
     "errors": set(),
-    "files": set(),
+    "files": {"errors"},
     "registry": {"errors"},
     "options": {"errors"},
     "functional": BASE | {"kernels"},

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from quire.cli.flags import Flag, Misfit, dashed, misfit, read
 from quire.errors import DataError, InputError, nearest
+from quire.files import read_file
 
 # Where a run went and how it was shown is not what is repeated by its config.toml.
 NOT_REPEATED = ("out", "resume", "overwrite", "json", "quiet", "debug", "config")
@@ -39,7 +40,7 @@ def read_config(options: type, file: Path, recipe: str, given: Set[str]) -> tupl
 
 def load(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_file(file).decode("utf-8"))
     except FileNotFoundError:
         raise InputError(f"--config {file}: no such file", expected="a TOML file of options") from None
     except IsADirectoryError:
@@ -53,7 +54,7 @@ def load(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         place = f"byte {error.start + 1}"
         raise DataError(f"not UTF-8 at {place}", path=file, expected="a TOML file in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib itself counts neither digits nor brackets
         lines = 'lines such as epochs = 5 or device = "cpu"'
         raise InputError(f"{file} is not TOML: {error}", expected=lines) from None
 

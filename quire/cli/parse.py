@@ -27,7 +27,7 @@ def parse(
     if default is not None:
         settings["default"] = default
     if flags.wants_help(words):
-        return tyro.cli(options, **settings)
+        return tyro.cli(options, **settings | {"args": ["--help"]})  # whatever is wrong or missing beside it
     flags.check_words(options, words, prog)
     printed = io.StringIO()
     try:

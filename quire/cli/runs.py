@@ -69,6 +69,8 @@ class ReportOptions:
     """Show the traceback of an error."""
 
 
+REPORTED = ("config.toml", "result.json", "metrics.jsonl", "predictions.parquet", "samples.json")
+"""What a report is made from."""
 USAGE = """usage: quire runs [list | show RUN | compare RUN RUN ...] [OPTIONS]
 
   list           the runs of a folder (--folder, default runs); also without a word
@@ -116,9 +118,11 @@ def list_runs(words: Sequence[str]) -> int:
 def show(words: Sequence[str]) -> int:
     options = parse(RunsShowOptions, words, prog="quire runs show")
     require_run(options.run)
+    from quire.files import check_sums
     from quire.report.reading import read_run
 
     run = read_run(options.run)
+    check_sums(options.run)
     facts = {
         "run": str(options.run),
         "recipe": run.recipe,
@@ -160,8 +164,10 @@ def compare_runs(words: Sequence[str]) -> int:
 def report(words: Sequence[str]) -> int:
     options = parse(ReportOptions, words, prog="quire report")
     require_run(options.run)
+    from quire.files import check_sums
     from quire.report import write
 
+    check_sums(options.run, *REPORTED)
     path = write(options.run)
     if options.json:
         print_json({"run": str(options.run), "report": str(path)})

@@ -1,29 +1,40 @@
-"""`quire train RECIPE`."""
+"""`quire train RECIPE`, in one process or in several."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import HELP, is_flag
 from quire.cli.parse import parse_with_config
 from quire.cli.paths import require_file
 from quire.cli.recipes import all_recipes, find_recipe
 from quire.cli.show import print_json, print_measures
-from quire.errors import InputError
+from quire.errors import InputError, QuireError
+from quire.options import Parallel
 from quire.recipes.base import Recipe, RunOptions
 
 if TYPE_CHECKING:
     from quire.recipes.execute import Outcome
+    from quire.train.processes import Member
+
+MEMBER = "--member"
+"""NUMBER COUNT MEETING before the recipe: what `quire train` starts its own processes with."""
 
 
 def main(words: Sequence[str]) -> int:
     if words and words[0] in HELP:
         print(usage())
         return 0
+    member: Member | None = None
+    if words and words[0] == MEMBER:
+        member, words = _started_as(words[1:4]), words[4:]
     if not words or is_flag(words[0]):
         raise InputError(
             f"the option {words[0]} where the recipe belongs" if words else "no recipe",
@@ -31,23 +42,101 @@ def main(words: Sequence[str]) -> int:
             fix="for example: quire train mlp",
         )
     recipe = find_recipe(words[0])
-    options = parse_with_config(
-        recipe.options,
+    parsed: Any = parse_with_config(
+        with_processes(recipe.options),
         words[1:],
         prog=f"quire train {recipe.name}",
         description=f"{recipe.summary.rstrip('.')}. Expected on built-in data: {recipe.expected}.",
         recipe=recipe.name,
     )
+    names = [field.name for field in dataclasses.fields(recipe.options)]
+    options = recipe.options(**{name: getattr(parsed, name) for name in names})
     if options.data is not None:
         require_file(options.data)
-    from quire.recipes.execute import execute
+    if member is None and parsed.nproc > 1:
+        return start(parsed.nproc, words)
+    outcome = run(recipe, options, words, member)
+    if outcome is not None:
+        print_outcome(recipe, options, outcome)
+    return 0
 
+
+def with_processes(options: type[RunOptions]) -> type:
+    """The options of a recipe and those of starting processes, which are no part of a run: another number may
+    go on with it."""
+    return dataclasses.make_dataclass(
+        options.__name__, [], bases=(Parallel, options), frozen=True, kw_only=True
+    )
+
+
+def start(count: int, words: Sequence[str]) -> int:
+    """This command in `count` processes that train together."""
+    from quire.cli.launch import launch
+
+    with tempfile.TemporaryDirectory(prefix="quire-") as folder:
+        meeting = (Path(folder) / "meeting").as_uri()
+        command = [sys.executable, "-m", "quire.cli.main", "train", MEMBER]
+        return launch([[*command, str(number), str(count), meeting, *words] for number in range(count)])
+
+
+def _started_as(words: Sequence[str]) -> Member:
+    from quire.cli.launch import end_with_parent
+    from quire.train.processes import Member
+
+    end_with_parent()
+    number, count, meeting = int(words[0]), int(words[1]), words[2]
+    return Member(number, count, number, count, meeting)
+
+
+def run(recipe: Recipe, options: RunOptions, words: Sequence[str], member: Member | None) -> Outcome | None:
+    """Train; the outcome in the process that tells the user of it."""
+    from quire.recipes.execute import execute
+    from quire.train.processes import join, membership
+
+    member = member or membership()
+    command = shlex.join(["quire", "train", *words])
     # With --json standard output holds the object and nothing else, whatever a library prints.
     aside = contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()
     with aside:
-        outcome = execute(recipe, options, command=shlex.join(["quire", "train", *words]))
-    print_outcome(recipe, options, outcome)
-    return 0
+        if member is None:
+            return execute(recipe, options, command=command)
+        device = own_device(options.device, member)
+        options = dataclasses.replace(options, device=device)
+        try:
+            import torch
+
+            with join(torch.device(device), member):
+                outcome = execute(recipe, options, command=command)
+        except QuireError as error:
+            interrupted = error.exit_code > 128 and member.number > 0
+            if interrupted or getattr(error, "said_elsewhere", False):
+                raise SystemExit(error.exit_code) from None
+            raise
+    return outcome if member.number == 0 else None
+
+
+def own_device(name: str, member: Member) -> str:
+    """The device of one of several processes: of the GPUs of its machine the one with its number there."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return name
+    if name != "cuda":
+        raise InputError(
+            f"--device {name} for {member.count} processes",
+            expected="cuda, cpu or auto: each process takes a GPU of its own",
+            fix="leave the number out",
+        )
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if there < member.local_count:
+        raise InputError(
+            f"{member.local_count} processes on a machine with {there} CUDA devices",
+            expected="a device for each",
+            fix=f"use --nproc {there}" if there else "use --device cpu",
+        )
+    return f"cuda:{member.local_number}"
 
 
 def print_outcome(recipe: Recipe, options: RunOptions, outcome: Outcome) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,7 @@ from quire.data.table import (
     split_columns,
 )
 from quire.errors import DataError
+from quire.files import PACKED, is_bomb
 
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
@@ -27,8 +30,13 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 def read_parquet(path: Path) -> Table:
     """A Parquet file; an index that pandas wrote beside the columns is left out."""
     try:
-        data = parquet.ParquetFile(path).read()
-    except (pa.ArrowException, OSError) as error:
+        file = parquet.ParquetFile(path)
+        # By the types of its columns: how well constant columns are packed is not known before.
+        width = sum(getattr(field.type, "byte_width", 8) for field in file.schema_arrow if _is_plain(field))
+        if is_bomb(path, file.metadata.num_rows * width):
+            raise _bomb(path, file.metadata.num_rows * width)
+        data = file.read()
+    except (pa.ArrowException, OSError, MemoryError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"not a readable Parquet file ({reason})", path=path) from None
     check_names(data.column_names, str(path))
@@ -49,9 +57,13 @@ def read_numpy(path: Path) -> Table:
         with path.open("rb") as file:
             if not file.read(len(magic)) == magic:
                 raise ValueError(f"it does not begin with {magic!r}")
+        _check_size(path)
         loaded = np.load(path, allow_pickle=False)
         arrays = {None: loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in loaded}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except DataError:
+        raise
+    # A header of few bytes can say anything; NumPy's reader has no error of its own.
+    except Exception as error:
         pickled = "pickle" in str(error)
         raise DataError(
             "arrays of Python objects" if pickled else f"not a readable NumPy file ({error})",
@@ -75,3 +87,39 @@ def read_numpy(path: Path) -> Table:
     check_lengths(columns, str(path))
     named = None not in arrays or bool(arrays[None].dtype.names)
     return make_table(columns, str(path), named=named, typed=False)
+
+
+def _check_size(path: Path) -> None:
+    """Refuse arrays that are larger than their file, before anything is made room for."""
+    if path.suffix.lower() == ".npz":
+        with zipfile.ZipFile(path) as archive:
+            total = sum(member.file_size for member in archive.infolist())
+            if is_bomb(path, total):
+                raise _bomb(path, total)
+            for member in archive.infolist():
+                with archive.open(member) as inner:
+                    _check_header(inner, member.file_size)
+    else:
+        with path.open("rb") as file:
+            _check_header(file, path.stat().st_size)
+
+
+def _check_header(file: IO[bytes], size: int) -> None:
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"its header says {shape} of {dtype}, which is more than the file holds")
+
+
+def _is_plain(field: pa.Field) -> bool:
+    return pa.types.is_primitive(field.type) and not pa.types.is_boolean(field.type)
+
+
+def _bomb(path: Path, unpacked: int) -> DataError:
+    return DataError(
+        f"a file of {path.stat().st_size} bytes that unpacks to {unpacked}",
+        path=path,
+        expected=f"at most {PACKED} times the size of the file",
+        fix="if you trust it, save it again without compression",
+    )

@@ -63,6 +63,11 @@ def read_text(path: Path, options: TableOptions) -> Table:
     text = decode(data, path)
     if not text.strip():
         raise DataError("the file is empty", path=path, expected="a table with at least one row")
+    if len(text) > SAMPLE_CHARACTERS and "\n" not in text[:SAMPLE_CHARACTERS].replace("\r", "\n"):
+        raise DataError(
+            f"a first line of more than {SAMPLE_CHARACTERS} characters", path=path, line=1,
+            expected="a line for each row", fix="save a table of so many columns as Parquet",
+        )  # fmt: skip
     delimiter = choose_delimiter(path, text, options)
     sample = sample_records(text, delimiter)
     first_line, first = sample[0]

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from quire.errors import DataError, InputError
+from quire.files import read_file
 from quire.models.weights import read_weights
 
 BODY, HEAD, EMBEDDING = "transformer.", "lm_head.weight", "transformer.wte.weight"
@@ -106,8 +107,8 @@ def _read_description(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        described = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as problem:
+        described = dict(json.loads(read_file(path)))
+    except (ValueError, TypeError, RecursionError) as problem:
         raise DataError(
             f"no JSON object: {problem}", path=path, expected="a config of Hugging Face", fix="copy it again"
         ) from None

@@ -43,7 +43,8 @@ from quire.train import Fit, Interrupted, StatisticsTask, evaluate, fit, fit_sta
 from quire.train.checkpoints import list_checkpoints
 from quire.train.evaluate import check_monitor, evaluation_batch
 from quire.train.folder import CHECKPOINTS, RunFolder, check_free, read_config
-from quire.train.progress import make_progress
+from quire.train.processes import all_do, alone, first_does, lost_touch, processes
+from quire.train.progress import Progress, make_progress
 from quire.train.task import Task
 
 Measures = dict[str, dict[str, float]]
@@ -71,34 +72,66 @@ class Outcome:
 def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcome:
     """Train `recipe` as `options` say and leave a complete run folder.
 
-    Everything that can be wrong with the options or the data is found before the folder is made.
+    Everything that can be wrong with the options or the data is found before the folder is made. Where
+    several processes have joined, each calls this; the first keeps the run folder, and all have the outcome.
     """
     device = resolve_device(options.device)
+    path = first_does(lambda: choose_path(recipe, options))
+    plan = all_do(lambda: build(recipe, options))
+    learn = sweep if isinstance(plan.task, StatisticsTask) else descend
+    folder = all_do(lambda: open_folder(path, recipe, options, command))
+    again = f"quire train {recipe.name} --resume {path}"
+    try:
+        result = learn(plan, folder, device)
+        return conclude(recipe, plan, folder, result, device)
+    except Interrupted as stop:
+        raise Interrupted(stop.got, fix=f"go on with: {again}", number=stop.number) from None
+    except QuireError as problem:
+        if folder:
+            folder.log(f"failed: {problem.got}")
+        raise
+    except Exception as problem:
+        if not lost_touch(problem):
+            raise
+        if folder:
+            folder.log("failed: another process is gone")
+        number, count = processes()
+        raise QuireError(
+            f"process {number} of {count} lost touch with another, which has failed or was ended",
+            fix=f"see what that one says; go on with: {again}",
+        ) from problem
+    finally:
+        if folder:
+            folder.close()
+
+
+def choose_path(recipe: Recipe, options: RunOptions) -> Path:
+    """The folder of the run, which must be there to resume and free otherwise."""
     path = options.resume or options.out or _new_path(recipe.name)
     if options.resume:
         check_same_run(recipe, options)
     else:
         check_free(path, overwrite=options.overwrite)
-    plan = recipe.build(options)
-    learn = sweep if isinstance(plan.task, StatisticsTask) else descend
-    if isinstance(plan.options, DescentOptions):
-        check_descent(plan, plan.options)
+    return path
+
+
+def build(recipe: Recipe, options: RunOptions) -> Plan:
+    """The plan of the run, checked. Each process makes it for itself, from the same seed."""
+    with alone():
+        plan: Plan = recipe.build(options)
+        if isinstance(plan.options, DescentOptions):
+            check_descent(plan, plan.options)
+    return plan
+
+
+def open_folder(path: Path, recipe: Recipe, options: RunOptions, command: str) -> RunFolder | None:
+    """The run folder, for the process that writes to it."""
+    if processes()[0]:
+        return None
     if options.resume:
-        folder = RunFolder.reopen(path)
-    else:
-        config = run_config(recipe.name, options, command)
-        folder = RunFolder.create(path, config, overwrite=options.overwrite)
-    try:
-        result = learn(plan, folder, device)
-        return conclude(recipe, plan, folder, result, device, command)
-    except Interrupted as stop:
-        again = f"quire train {recipe.name} --resume {path}"
-        raise Interrupted(stop.got, fix=f"go on with: {again}") from None
-    except QuireError as problem:
-        folder.log(f"failed: {problem.got}")
-        raise
-    finally:
-        folder.close()
+        return RunFolder.reopen(path)
+    config = run_config(recipe.name, options, command)
+    return RunFolder.create(path, config, overwrite=options.overwrite)
 
 
 def check_descent(plan: Plan, options: DescentOptions) -> None:
@@ -109,15 +142,18 @@ def check_descent(plan: Plan, options: DescentOptions) -> None:
         check_monitor(plan.task, plan.data.validation, options.train.monitor)
 
 
-def descend(plan: Plan, folder: RunFolder, device: torch.device) -> Fit:
+def descend(plan: Plan, folder: RunFolder | None, device: torch.device) -> Fit:
     options = plan.options
     assert isinstance(options, DescentOptions)
-    progress = make_progress(options.quiet)
-    if plan.before and not list_checkpoints(folder.path / CHECKPOINTS):
-        plan.before(device, progress)
-    folder.documents = {"task": plan.task.spec(), "preparation": plan.data.preparation.to_json()}
-    if adapters := attach(plan, options):
-        folder.documents[TUNING] = adapters.spec()
+    progress = make_progress(options.quiet) if folder else Progress()
+    if plan.before and first_does(lambda: not (folder and list_checkpoints(folder.path / CHECKPOINTS))):
+        with alone():
+            plan.before(device, progress)
+    adapters = attach(plan, options)
+    if folder:
+        folder.documents = {"task": plan.task.spec(), "preparation": plan.data.preparation.to_json()}
+        if adapters:
+            folder.documents[TUNING] = adapters.spec()
     epochs = options.epochs if options.epochs is not None else plan.epochs
     return fit(
         plan.task,
@@ -134,11 +170,12 @@ def descend(plan: Plan, folder: RunFolder, device: torch.device) -> Fit:
     )
 
 
-def sweep(plan: Plan, folder: RunFolder, device: torch.device) -> Fit:
+def sweep(plan: Plan, folder: RunFolder | None, device: torch.device) -> Fit:
     options = plan.options
     assert isinstance(options, SweepOptions)
     assert isinstance(plan.task, StatisticsTask)
-    folder.documents = {"task": plan.task.spec(), "preparation": plan.data.preparation.to_json()}
+    if folder:
+        folder.documents = {"task": plan.task.spec(), "preparation": plan.data.preparation.to_json()}
     return fit_statistics(
         plan.task,
         plan.data.train,
@@ -152,15 +189,37 @@ def sweep(plan: Plan, folder: RunFolder, device: torch.device) -> Fit:
 
 
 def conclude(
-    recipe: Recipe, plan: Plan, folder: RunFolder, result: Fit, device: torch.device, command: str
+    recipe: Recipe, plan: Plan, folder: RunFolder | None, result: Fit, device: torch.device
 ) -> Outcome:
     """Judge the trained task on every part and write result, predictions, pictures and report."""
+    parts = {"train": plan.data.train, "validation": plan.data.validation, "test": plan.data.test}
+    measures = {
+        name: evaluate(plan.task, as_judged(part).to(device), together=True)
+        for name, part in parts.items()
+        if part is not None
+    }
+    count = processes()[1]
+
+    def write() -> Outcome:
+        assert folder is not None
+        return write_up(recipe, plan, folder, result, device, measures, count)
+
+    return first_does(write)
+
+
+def write_up(
+    recipe: Recipe,
+    plan: Plan,
+    folder: RunFolder,
+    result: Fit,
+    device: torch.device,
+    measures: Measures,
+    count: int,
+) -> Outcome:
+    """What one process writes at the end of a run that `count` have trained."""
     task, data = plan.task, plan.data
     plan.history = result.history
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
-    measures = {
-        name: evaluate(task, as_judged(part).to(device)) for name, part in parts.items() if part is not None
-    }
     shown = "test" if data.test is not None else "validation" if data.validation is not None else "train"
     if plan.extra_measures:
         measures[shown] |= plan.extra_measures()
@@ -201,6 +260,7 @@ def conclude(
             "samples_per_second": result.samples_per_second,
             "peak_memory_bytes": peak_memory(device),
             "device": str(device),
+            "processes": count,
             "threads": torch.get_num_threads(),
             "layers": layers,
             "parameters": parameters,

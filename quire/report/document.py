@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from quire.files import write_bytes
+from quire.files import write_bytes, write_sums
 from quire.report.curves import curve_figure, gaps
 from quire.report.judgement import judgement
 from quire.report.page import code, document, escape, facts, folded, paragraph, picture, pictures, table
@@ -40,6 +40,8 @@ def write(run_folder: Path) -> Path:
     text = build(run)
     path = run.folder / "report.html"
     write_bytes(path, text.encode("utf-8", errors="replace"))
+    if run.result is not None:
+        write_sums(run.folder)
     return path
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from quire.errors import CheckpointError
+from quire.files import read_file
 from quire.report.page import picture
 from quire.report.style import INK, inline
 
@@ -48,7 +49,7 @@ def recipe_pictures(folder: Path) -> list[str]:
         words = captions.get(path.name, {})
         title = str(words.get("title") or path.stem.replace("_", " ").replace("-", " "))
         caption = str(words.get("caption") or "")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_file(path).decode("utf-8", errors="replace")
         markup, width = embed(text, path.name, title)
         said = f"{title}. {caption}" if caption else title
         blocks.append(picture(markup, said, shape="wide" if width > _WIDE else ""))
@@ -59,9 +60,9 @@ def _captions(path: Path) -> dict[str, dict[str, str]]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(path))
         return {str(name): dict(words) for name, words in found.items()}
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error}",
             expected='an object {"NAME.svg": {"title": TEXT, "caption": TEXT}}',
@@ -72,7 +73,8 @@ def _captions(path: Path) -> dict[str, dict[str, str]]:
 def embed(svg: str, name: str, label: str) -> tuple[str, float]:
     """The markup of one picture and its width in points, 0 where it is not known."""
     try:
-        root = ElementTree.fromstring(svg)
+        # Entities of its own, with which a small file can grow without bound, no picture needs.
+        root = None if "<!ENTITY" in svg else ElementTree.fromstring(svg)
     except ElementTree.ParseError:
         root = None
     if root is not None and INK in svg and root.tag == _SVG + "svg" and all(map(_is_harmless, root.iter())):

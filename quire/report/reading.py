@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import CheckpointError
+from quire.files import names_its_file, read_file
 
 FORMAT = 1
 DRAWABLE = 1e300
@@ -132,11 +133,12 @@ _SHAPES: dict[str, tuple[type, Any]] = {
 }
 
 
+@names_its_file
 def read_run(folder: Path) -> Run:
     """Read all but the predictions; they may be large, and `read_predictions` takes a target at a time."""
     folder = Path(folder)
     config_path = folder / "config.toml"
-    if not config_path.is_file():
+    if not config_path.exists():
         what = "there is no such folder" if not folder.exists() else "there is no config.toml in it"
         raise CheckpointError(
             f"{folder} is no run folder: {what}",
@@ -144,8 +146,8 @@ def read_run(folder: Path) -> Run:
             fix="give the folder of a run; `quire runs` lists them",
         )
     try:
-        config = tomllib.loads(config_path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        config = tomllib.loads(read_file(config_path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise damaged(config_path, str(error)) from error
     check_format(config_path, config)
     result = read_result(folder / "result.json")
@@ -178,12 +180,13 @@ def check_format(path: Path, content: Mapping[str, Any]) -> None:
         )
 
 
+@names_its_file
 def read_result(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        result = json.loads(read_file(path))
+    except (ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(result, dict):
         raise damaged(path, f"it holds a {type(result).__name__}, not an object")
@@ -198,19 +201,20 @@ def read_result(path: Path) -> dict[str, Any] | None:
     return result
 
 
+@names_its_file
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The lines, and whether a damaged last line was left out."""
-    if not path.is_file():
+    if not path.exists():
         return [], False
     lines: list[dict[str, Any]] = []
-    raw = path.read_bytes().splitlines()
+    raw = read_file(path).splitlines()
     for number, text in enumerate(raw, start=1):
         if not text.strip():
             continue
         try:
             line = json.loads(text)
             lines.append({**line, "step": int(line["step"]), "values": dict(line["values"])})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             if number == len(raw):
                 return lines, True
             raise damaged(path, f"line {number} is not a record of metrics ({error})") from error
@@ -241,8 +245,8 @@ def read_samples(run: Run) -> list[tuple[str, str]]:
     if not path.is_file():
         return []
     try:
-        return [(str(entry["name"]), str(entry["text"])) for entry in json.loads(path.read_bytes())]
-    except (ValueError, KeyError, TypeError) as error:
+        return [(str(entry["name"]), str(entry["text"])) for entry in json.loads(read_file(path))]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(path, str(error)) from error
 
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.files import canonical_json, folder_that_appears_whole
+from quire.files import canonical_json, folder_that_appears_whole, names_its_file, read_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -43,7 +43,7 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Write `folder`/step-N and then remove all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not the run itself, should somebody have deleted it
     target = folder / checkpoint.name
     if target.exists():
         # Same step, so same content if it is whole; what does not verify is in the way.
@@ -85,6 +85,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 _STEP = re.compile(r"step-(\d+)(-final)?")
 
 
+@names_its_file
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read and verify one checkpoint; every byte is accounted for before any of it is used."""
     manifest = _read_manifest(path)
@@ -95,7 +96,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     tensors: dict[str, Mapping[str, Tensor]] = {}
     documents: dict[str, Any] = {}
     for name, facts in manifest["files"].items():
-        content = (path / name).read_bytes()
+        content = read_file(path / name)
         if len(content) != facts["bytes"] or _digest(content) != facts["sha256"]:
             raise _damaged(path, f"{name} does not have the size or the sum of the manifest")
         if name.endswith(".safetensors"):
@@ -122,7 +123,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        content = (path / MANIFEST).read_bytes()
+        content = read_file(path / MANIFEST)
     except OSError as problem:
         raise _damaged(path, f"no readable {MANIFEST}") from problem
     try:

@@ -8,6 +8,7 @@ computes the same bits as one that was never interrupted.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,8 +37,18 @@ from quire.train.keeping import (
     place_task,
     snapshot,
 )
+from quire.train.peers import make_peers
+from quire.train.processes import (
+    all_do,
+    from_all,
+    from_first,
+    give_checkpoint_to_all,
+    give_to_all,
+    processes,
+    rows_of_all,
+)
 from quire.train.progress import Progress
-from quire.train.randomness import random_state, restore_random_state, seed_everything
+from quire.train.randomness import random_state, restore_random_state, seed_everything, stream_seed
 from quire.train.step import Stepper
 from quire.train.task import Task
 from quire.train.threads import threads_for
@@ -115,9 +126,16 @@ class Descent:
         if self.validation is not None:
             check_monitor(self.task, self.validation, train.monitor)
         self.batch_size = min(train.batch_size or len(data), len(data))
+        self.peers = make_peers(self.task, device)
+        if self.peers is not None:
+            self._meet()
         self.steps_per_epoch = steps_per_epoch(len(data), self.batch_size)
         self.total = steps if steps is not None else round((epochs or 1) * self.steps_per_epoch)
-        self.device, self.store, self.progress = device, store, progress
+        first = self.peers is None or self.peers.number == 0
+        self.device, self.store = device, store if first else None
+        self.progress = progress if first else Progress()
+        self.keeps = store is not None
+        """Whether the run is kept, be it by another process."""
         self.callbacks = callbacks
         # On a GPU the loss is waited for, and meanwhile nothing new is launched.
         self.refresh = progress.REFRESH if device.type == "cpu" else 1.0
@@ -126,7 +144,7 @@ class Descent:
         self.stopping = EarlyStopping(
             train.patience, train.min_delta, higher_is_better=train.monitor in task.higher_is_better
         )
-        self.stepper = Stepper(task, optim, train, device, self.total, self.steps_per_epoch)
+        self.stepper = Stepper(task, optim, train, device, self.total, self.steps_per_epoch, self.peers)
         self.staged = self.stepper.gradients.stage(self.data)
         self.running = Running()
         self.sample = self._training_sample() if train_measures else None
@@ -140,12 +158,30 @@ class Descent:
         self.interrupt = Interrupt()
         self.asked_to_stop = False
 
+    def _meet(self) -> None:
+        """Processes that have just met begin with the weights of the first."""
+        assert self.peers is not None
+        facts = from_all((len(self.data), self.batch_size, self.seed))
+        if len(set(facts)) > 1:
+            raise InputError(
+                f"processes with rows, batch size and seed of {' and '.join(map(str, sorted(set(facts))))}",
+                expected="the same in each",
+                fix="give every process the same data and options",
+            )
+        if self.train.carry and self.peers.sizes(self.batch_size)[-1] == 0:
+            raise InputError(
+                f"--train.carry with {self.batch_size} streams for {self.peers.count} processes",
+                expected="two streams for each at least",
+                fix=f"set --train.batch-size {2 * self.peers.count} or more",
+            )
+        give_to_all(itertools.chain(self.task.parameters(), self.task.buffers()), self.task.device)
+
     def operations(self) -> int:
         """A step's floating-point operations: 6 a weight and sample, and as often for a filter as the
         input has places, which is an upper bound."""
         places = max(1, self.data.row_size // 4)
         weights = sum(p.numel() * (places if p.ndim > 2 else 1) for p in self.task.parameters())
-        return 6 * self.batch_size * weights
+        return 6 * self.batch_size * weights // processes()[1]
 
     # -- The loop ------------------------------------------------------------------------------
 
@@ -156,7 +192,10 @@ class Descent:
             self.stepper.close()  # whatever happened, the model gets its own memory back
 
     def _run(self) -> Fit:
-        checkpoint = self.store.resume() if self.store else None
+        checkpoint = all_do(lambda: self.store.resume() if self.store else None)
+        if self.peers is not None:
+            self.keeps = from_first(self.keeps)
+            checkpoint = give_checkpoint_to_all(checkpoint, self.device)
         if checkpoint:
             self.restore(checkpoint)
         first, self.began = self.step, time.perf_counter()
@@ -166,7 +205,7 @@ class Descent:
         self.task.train()
         stopped: Literal["finished", "early"] = "early" if self._out_of_patience() else "finished"
         try:
-            with self.interrupt.listening(self.store):
+            with self.interrupt.listening(self.keeps):
                 while self.step < self.total and stopped == "finished":
                     if self._run_epoch():
                         stopped = "early"
@@ -188,7 +227,15 @@ class Descent:
         shuffle = self.train.shuffle and not self.train.carry
         order = epoch_order(len(self.data), self.seed, epoch, shuffle=shuffle)
         every = self.train.checkpoint_every
-        for batch in self.staged.batches(order, self.batch_size, start=offset):
+        peers = self.peers
+        batches = (
+            self.staged.batches(order, self.batch_size, start=offset)
+            if peers is None
+            else peers.batches(self.staged, order, self.batch_size, start=offset)
+        )
+        for batch in batches:
+            if peers is not None:
+                peers.tell(self.interrupt.number, self.asked_to_stop)
             self.running.add(*self.stepper.step(batch.to(self.device), self.step))
             self.step += 1
             if self.average is not None:
@@ -202,18 +249,19 @@ class Descent:
             validated = last or self.step % self.validate_every == 0
             if validated:
                 early = self._validate()
-            early = early or self.asked_to_stop
+            early = early or (self.asked_to_stop if peers is None else peers.early)
             if last or early:
                 return early
-            if self.store:
-                waited = time.perf_counter() - self.last_save
-                if (every and self.step % every == 0) or (
-                    validated and waited > self.train.checkpoint_seconds
-                ):
-                    self.save()
-            if self.interrupt.asked:
-                self._stop_now()
+            if self.keeps and ((every and self.step % every == 0) or (validated and self._due())):
+                self.save()
+            if number := self.interrupt.number if peers is None else peers.signal:
+                self._stop_now(number)
         return False
+
+    def _due(self) -> bool:
+        """Whether the last save is long ago, by the first process's clock."""
+        due = time.perf_counter() - self.last_save > self.train.checkpoint_seconds
+        return due if self.peers is None else from_first(due)
 
     def _finish(self) -> None:
         """Leave the task with the weights that are kept; save them beside those to go on from."""
@@ -224,7 +272,7 @@ class Descent:
             self._load_average()
         self.task.eval()
         self.task.finish(self.data, self.validation)
-        if self.store:
+        if self.keeps:
             self.save(weights=last, final=snapshot(self.task))
 
     def stop(self) -> None:
@@ -246,9 +294,9 @@ class Descent:
         judged: dict[str, float] | None = None
         with self._average_in_place():
             if self.sample is not None:
-                train_values = {**evaluate(self.task, self.sample), **train_values}
+                train_values = {**evaluate(self.task, self.sample, together=True), **train_values}
             if self.validation is not None and len(self.validation):
-                judged = evaluate(self.task, self.validation)
+                judged = evaluate(self.task, self.validation, together=True)
             out_of_patience = self._remember_best(judged) if judged else False
         splits = {"train": train_values} | ({"validation": judged} if judged else {})
         self.progress.records([self._record(split, values) for split, values in splits.items()])
@@ -328,21 +376,28 @@ class Descent:
 
     def save(self, *, weights: State | None = None, final: State | None = None) -> None:
         """A checkpoint of this moment; at the end also the `final` weights that the task is left with."""
-        assert self.store
+        assert self.keeps
         self.stepper.settle()
         sums, sum_weights = self.running.numbers()
-        tensors: dict[str, Mapping[str, Tensor]] = {
-            "weights": weights or self.task.state_dict(),
-            "random": random_state(),
-        }
+        carried = self.stepper.carried
+        states = [random_state()]
+        if self.peers is not None:
+            carried = {name: rows_of_all(value) for name, value in carried.items()}
+            states = from_all(states[0])
+        if self.store is None:  # another process writes
+            self.last_save = time.perf_counter()
+            return
+        tensors: dict[str, Mapping[str, Tensor]] = {"weights": weights or self.task.state_dict()}
+        for number, state in enumerate(states):
+            tensors[random_name(number)] = state
         if final is not None:
             tensors["final"] = final
         for player in self.stepper.players:
             tensors[f"optimiser-{player.name}"] = player.optimiser.state()
         if self.best is not None:
             tensors["best"] = self.best
-        if self.stepper.carried:
-            tensors["carried"] = {name: t.contiguous() for name, t in self.stepper.carried.items()}
+        if carried:
+            tensors["carried"] = {name: t.contiguous() for name, t in carried.items()}
         if self.average is not None:
             tensors["average"] = {str(i): value for i, value in enumerate(self.average)}
         progress = {
@@ -381,17 +436,28 @@ class Descent:
             for i, average in enumerate(self.average):
                 average.copy_(checkpoint.tensors["average"][str(i)])
         carried = checkpoint.tensors.get("carried", {})
-        self.stepper.carried = {name: value.to(self.device) for name, value in carried.items()}
+        first, last = (0, self.batch_size) if self.peers is None else self.peers.share(self.batch_size)
+        self.stepper.carried = {name: value[first:last].to(self.device) for name, value in carried.items()}
         self.step, self.best_step = progress["step"], progress["best_step"]
         self.running.sums, self.running.weights = dict(progress["sums"]), dict(progress["weights"])
         self.stopping.load_state_dict(progress["stopping"])
         self.history = list(progress["history"])
         self.seconds_before = progress["seconds"]
-        restore_random_state(checkpoint.tensors["random"])
+        number = processes()[0]
+        if random_name(number) in checkpoint.tensors:
+            restore_random_state(checkpoint.tensors[random_name(number)])
+        else:  # a run that fewer processes began
+            seed_everything(stream_seed(self.seed, number, self.step))
 
-    def _stop_now(self) -> None:
-        self.save()
-        raise Interrupted(f"interrupted after step {self.step} of {self.total}; everything is saved")
+    def _stop_now(self, number: int) -> None:
+        all_do(self.save)  # nobody goes before all is saved
+        message = f"interrupted after step {self.step} of {self.total}; everything is saved"
+        raise Interrupted(message, number=number)
+
+
+def random_name(process: int) -> str:
+    """What the random states of a process are called in a checkpoint."""
+    return f"random-{process}" if process else "random"
 
 
 def in_streams(task: Task, data: Data, batch_size: int) -> Data:
@@ -429,13 +495,17 @@ def fit(
     is left with. With a `store`, metrics and checkpoints are kept, and a run that the store has
     already begun goes on from where it was.
 
+    Where several processes have joined (`torch.distributed`), each is called with the same arguments, but the
+    store is given to the first alone. They share out the rows of each batch and learn what one would learn;
+    see `quire.train.peers`.
+
         model = MLP(MLPConfig(in_features=64, out_features=10))
         fit(Supervised(model, Categorical(10)), TensorData({"inputs": x, "target": y}), epochs=20)
     """
     if (epochs is None) == (steps is None):
         raise InputError(f"epochs {epochs} and steps {steps}", expected="one of the two", fix="give one")
     before = random_state()  # training has its own stream of random numbers and leaves the caller's alone
-    seed_everything(seed)
+    seed_everything(stream_seed(seed, processes()[0]))
     try:
         descent = Descent(
             task, data, validation, epochs=epochs, steps=steps, optim=optim or Optim(),

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.data.batch import Data, ordered
+from quire.data.batch import ORDER_NUMBERS, Batch, Data, ordered
 from quire.errors import InputError, nearest
-from quire.train.sums import add_to
+from quire.train.processes import from_all, moved, processes
+from quire.train.sums import add_to, add_up
 from quire.train.task import Task, Weight
 
 
 @torch.no_grad()
 def evaluate(
-    task: Task, data: Data, batch_size: int | None = None, *, rows: int | None = None
+    task: Task,
+    data: Data,
+    batch_size: int | None = None,
+    *,
+    rows: int | None = None,
+    together: bool = False,
 ) -> dict[str, float]:
     """``loss`` (Σ scale·sum/weight), each term where there are several, and the task's measures, on all
-    of `data` or its first `rows`.
+    of `data` or its first `rows`. With `together` the batches are dealt out among the processes that train
+    together, all of which call this, and each has the result.
 
     `task` is judged in evaluation mode and left in the mode it was in.
     """
@@ -29,7 +36,9 @@ def evaluate(
     tallies: dict[str, Any] = {}
     weights: dict[str, Weight] = {}
     device = task.device
-    for batch in ordered(data, batch_size or evaluation_batch(task, data), rows):
+    size = batch_size or evaluation_batch(task, data)
+    together = together and processes()[1] > 1
+    for batch in own_batches(data, size) if together else ordered(data, size, rows):
         batch = batch.to(device)
         part, tally = task.judge(batch)
         add_to(weights, task.weigh(batch))
@@ -37,7 +46,24 @@ def evaluate(
         add_to(tallies, _wide(tally))
     task.train(training)
     weight = {name: float(value) for name, value in weights.items()}
-    return losses(task, {name: float(value) for name, value in sums.items()}, weight) | task.measures(tallies)
+    summed = {name: float(value) for name, value in sums.items()}
+    if together:
+        shares = from_all((summed, weight, moved(tallies, "cpu")))
+        summed, weight = add_up(share[0] for share in shares), add_up(share[1] for share in shares)
+        tallies = moved(add_up(share[2] for share in shares), device)
+    return losses(task, summed, weight) | task.measures(tallies)
+
+
+def own_batches(data: Data, batch_size: int) -> Iterator[Batch]:
+    """This process's share of the batches in which one process would judge `data`: the same batches, so that
+    what hangs on a batch as a whole is the same too. Shares are in the order of the processes."""
+    number, count = processes()
+    batches = -(-len(data) // batch_size)
+    first, last = (batches * i // count * batch_size for i in (number, number + 1))
+    last = min(last, len(data))
+    step = batch_size * max(1, ORDER_NUMBERS // batch_size)
+    for start in range(first, last, step):
+        yield from data.batches(torch.arange(start, min(start + step, last)), batch_size)
 
 
 def evaluation_batch(task: Task, data: Data) -> int:

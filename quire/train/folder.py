@@ -15,12 +15,13 @@ import json
 import shutil
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from quire.errors import CheckpointError, InputError
-from quire.files import folder_that_appears_whole, write_bytes
+from quire.files import appending, folder_that_appears_whole, names_its_file, read_file, write_bytes
 from quire.train.checkpoints import Checkpoint, list_checkpoints, newest_checkpoint, save_checkpoint
 from quire.train.toml import dump_toml
 
@@ -64,7 +65,7 @@ class RunFolder:
         return cls(path, resuming=True)
 
     def record(self, record: dict[str, Any]) -> None:
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+        with appending(self.path / METRICS) as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def save(self, checkpoint: Checkpoint, *, keep: int) -> None:
@@ -88,7 +89,7 @@ class RunFolder:
 
     def log(self, message: str) -> None:
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
-        with (self.path / LOG).open("a", encoding="utf-8") as file:
+        with suppress(OSError), (self.path / LOG).open("a", encoding="utf-8") as file:  # hides no other error
             file.write(f"{stamp} {message}\n")
 
     def close(self) -> None:
@@ -113,10 +114,11 @@ def check_free(path: Path, *, overwrite: bool) -> None:
         )
 
 
+@names_its_file
 def read_config(path: Path) -> dict[str, Any]:
     """The config of a run, or a clear word that there is none."""
     try:
-        config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
+        config = tomllib.loads(read_file(path / CONFIG).decode("utf-8"))
     except FileNotFoundError:
         what = "is no run folder" if path.exists() else "does not exist"
         raise InputError(

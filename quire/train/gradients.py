@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.data.batch import Batch, Data
 from quire.errors import InputError
+from quire.train.peers import Peers
 from quire.train.sums import add_to
 from quire.train.task import Task, Weight
 
@@ -67,6 +68,7 @@ class Gradients:
         autocast: Callable[[], AbstractContextManager[object]] | None = None,
         explicit: bool = True,
         compiled: bool = False,
+        peers: Peers | None = None,
     ) -> None:
         self.task = task
         # Scaling of inputs, model and loss as one program, so that what lies between them is fused too.
@@ -74,13 +76,14 @@ class Gradients:
         self.autocast = autocast or nullcontext
         self.explicit = task.explicit() if explicit else None
         self.alone = len(task.players) == 1
+        self.peers = peers
 
     def stage(self, data: Data) -> Data:
         return self.explicit.stage(data) if self.explicit else data
 
     def __call__(self, micro: list[Batch], factors: Mapping[str, Weight], player: str) -> Sums:
         task = self.task
-        if task.couples_samples and len(micro) > 1:
+        if task.couples_samples and (len(micro) > 1 or self.peers is not None):
             return self._coupled(micro, factors)
         total: Sums = {}
         for batch in micro:
@@ -109,20 +112,28 @@ class Gradients:
             states.append(torch.get_rng_state())
             with torch.no_grad(), self.autocast():
                 parts.append(task.represent(batch))
-        representations = torch.cat(parts).requires_grad_()
+        representations, own = torch.cat(parts), slice(None)
         names = micro[0].fields
         whole = Batch(
             {name: torch.cat([b.fields[name] for b in micro]) for name in names},
             torch.cat([b.rows for b in micro]),
         )
+        idle = False
+        if self.peers is not None:
+            representations, whole, own = self.peers.compared(representations, whole)
+            idle = self.peers.idle
+        representations.requires_grad_()
         sums = task.coupled_terms(representations, whole)
         (gradient,) = torch.autograd.grad(combine(factors, sums), representations)
         after = torch.get_rng_state()
-        pieces = gradient.split([len(part) for part in parts])
+        sizes = [len(part) for part in parts]
+        pieces = [torch.zeros_like(p) for p in parts] if idle else gradient[own].split(sizes)
         for batch, state, piece in zip(micro, states, pieces, strict=True):
             torch.set_rng_state(state)  # the same dropout masks as in the first pass
             with self.autocast():
                 again = task.represent(batch)
             again.backward(piece)
         torch.set_rng_state(after)
-        return {name: value.detach() for name, value in sums.items()}
+        # Every process has computed the whole batch's sum, which is to be counted once.
+        counted = self.peers is None or self.peers.number == 0
+        return {name: value.detach() if counted else torch.zeros_like(value) for name, value in sums.items()}

@@ -38,6 +38,11 @@ class Interrupted(QuireError):
 
     exit_code = 130
 
+    def __init__(self, got: str, *, expected: str = "", fix: str = "", number: int = signal.SIGINT) -> None:
+        super().__init__(got, expected=expected, fix=fix)
+        self.number = number
+        self.exit_code = 128 + number
+
 
 @dataclass
 class Fit:
@@ -58,17 +63,22 @@ class Interrupt:
     everything can be saved; a second one does not wait."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.number = 0
+        """The signal, once there was one."""
+
+    @property
+    def asked(self) -> bool:
+        return self.number != 0
 
     def _ask(self, number: int, frame: object) -> None:
         if self.asked:
             raise KeyboardInterrupt
-        self.asked = True
+        self.number = number
 
     @contextmanager
-    def listening(self, store: Store | None) -> Iterator[None]:
+    def listening(self, keeps: bool) -> Iterator[None]:
         """Within the with-block, for runs that have somewhere to save."""
-        if store is None or threading.current_thread() is not threading.main_thread():
+        if not keeps or threading.current_thread() is not threading.main_thread():
             yield
             return
         old = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,27 +1,254 @@
-"""Several processes that learn by statistics together: each goes through its own share of the rows, the sums
-of all are added, and each makes the same update of the same state.
+"""Several processes that learn together: what they tell each other.
 
-Processes are started by whoever wants several, such as `torchrun`, and joined by
-`torch.distributed.init_process_group`. Without that there is one.
+In learning by statistics each goes through its own share of the rows, the sums of all are added, and each
+makes the same update of the same state. `quire.train.peers` does the like for the steps of descent.
+
+Processes are started by whoever wants several, such as `quire train --nproc` or `torchrun`, and joined by
+`join` or by `torch.distributed.init_process_group`. Without that there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, distributed, nn
 
 from quire.data.batch import SWEEP_NUMBERS, Batch, Data, TensorData
-from quire.errors import InputError
+from quire.errors import InputError, QuireError
+from quire.train.checkpoints import Checkpoint
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=1)
+"""How long a process waits for another that is alive but silent, such as one that writes a report. Whether it
+is alive is for whoever started it to see."""
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
 
 
 def processes() -> tuple[int, int]:
     """The number of this process, and how many there are."""
-    if distributed.is_available() and distributed.is_initialized():
+    if distributed.is_available() and distributed.is_initialized() and not _alone.get():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """What happens in the with-block is this process's own affair: it trains and judges as if there were no
+    other."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+# -- Joining ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of several processes: its number among all, and among those of its machine."""
+
+    number: int
+    count: int
+    local_number: int
+    local_count: int
+    meeting: str | None = None
+    """URL of the file that they find each other by; None where the environment says how."""
+
+
+def membership() -> Member | None:
+    """What `torchrun` or the like has started this process as; None where it is the only one."""
+    said = os.environ
+    if "RANK" not in said or int(said.get("WORLD_SIZE", "1")) == 1:
+        return None
+    number, count = int(said["RANK"]), int(said["WORLD_SIZE"])
+    return Member(
+        number, count, int(said.get("LOCAL_RANK", number)), int(said.get("LOCAL_WORLD_SIZE", count))
+    )
+
+
+@contextmanager
+def join(device: torch.device, member: Member) -> Iterator[None]:
+    """One of several within the with-block: NCCL between GPUs, gloo between CPUs and for messages."""
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    given: dict[str, Any] = {}
+    if member.meeting is not None:
+        given = {"init_method": member.meeting, "rank": member.number, "world_size": member.count}
+    distributed.init_process_group(backend, timeout=PATIENCE, **given)
+    try:
+        yield
+    except BaseException:
+        if device.type == "cpu":  # NCCL would wait for those that no longer answer
+            distributed.destroy_process_group()
+        raise
+    distributed.destroy_process_group()
+
+
+# -- Messages --------------------------------------------------------------------------------------
+
+
+def from_all(message: T) -> list[T]:
+    """The messages of all processes, in each of them. Messages are made by these processes, never read from a
+    file."""
+    found: list[Any] = [None] * processes()[1]
+    distributed.all_gather_object(found, message)
+    return found
+
+
+def from_first(message: T) -> T:
+    """The message of the first process, in each of them."""
+    found = [message]
+    distributed.broadcast_object_list(found, 0)
+    return found[0]
+
+
+def all_do(work: Callable[[], T]) -> T:
+    """Each process does it; where one fails, all raise the error of the first that did."""
+    if processes()[1] == 1:
+        return work()
+    result: T | None = None
+    problem: Exception | None = None
+    try:
+        result = work()
+    except Exception as error:
+        problem = error
+    problems = from_all(_portable(problem))
+    if any(problems):
+        number = next(i for i, found in enumerate(problems) if found is not None)
+        found = problem if number == processes()[0] else _heard(problems[number])
+        assert found is not None
+        raise found
+    return result  # type: ignore[return-value]
+
+
+def first_does(work: Callable[[], T]) -> T:
+    """The first process does it on its own, and all have the result or the error."""
+    number, count = processes()
+    if count == 1:
+        return work()
+    result: T | None = None
+    problem: Exception | None = None
+    if number == 0:
+        try:
+            with alone():
+                result = work()
+        except Exception as error:
+            problem = error
+    result, told = from_first((result, _portable(problem)))
+    if told is not None:
+        raise problem or _heard(told)
+    return result  # type: ignore[return-value]
+
+
+def _portable(problem: Exception | None) -> QuireError | None:
+    """An error that another process can raise: ours as it is, any other by its words."""
+    if problem is None or isinstance(problem, QuireError):
+        return problem
+    return QuireError(f"process {processes()[0]}: {type(problem).__name__}: {problem}")
+
+
+def _heard(problem: QuireError | None) -> QuireError:
+    """Marked as another process's, which says it itself."""
+    assert problem is not None
+    problem.said_elsewhere = True  # type: ignore[attr-defined]
+    return problem
+
+
+def lost_touch(problem: Exception) -> bool:
+    """Whether an error says no more than that another process is gone."""
+    if processes()[1] == 1 or isinstance(problem, QuireError):
+        return False
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return isinstance(problem, distributed.DistError) or any(word in str(problem) for word in words)
+
+
+def moved(value: Any, device: torch.device | str) -> Any:
+    """Tensors, and whatever holds tensors, on another device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [moved(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if hasattr(value, "__dict__"):
+        other = copy.copy(value)
+        for name, item in vars(value).items():
+            object.__setattr__(other, name, moved(item, device))
+        return other
+    return value
+
+
+# -- Tensors ---------------------------------------------------------------------------------------
+
+
+def give_to_all(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """Overwrite the tensors of all processes by those of the first, whatever their type."""
+    for tensor in tensors:
+        content = tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8)
+        distributed.broadcast(content, 0)
+        if processes()[0]:
+            tensor.detach().copy_(content.view(tensor.dtype).view(tensor.shape))
+
+
+def give_checkpoint_to_all(checkpoint: Checkpoint | None, device: torch.device) -> Checkpoint | None:
+    """The checkpoint that the first process has read; the others may not even see its disk."""
+    outline = None
+    if checkpoint is not None:
+        shapes = {
+            name: {key: (tuple(value.shape), value.dtype) for key, value in tensors.items()}
+            for name, tensors in checkpoint.tensors.items()
+        }
+        outline = checkpoint.step, dict(checkpoint.documents), shapes
+    outline = from_first(outline)
+    if outline is None:
+        return None
+    step, documents, shapes = outline
+    if checkpoint is None:
+        made = {
+            name: {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in entries.items()}
+            for name, entries in shapes.items()
+        }
+        checkpoint = Checkpoint(step, made, documents)
+    for name, entries in shapes.items():
+        give_to_all((checkpoint.tensors[name][key] for key in entries), device)
+    return checkpoint
+
+
+def rows_of_all(rows: Tensor) -> Tensor:
+    """Rows of all processes one below the other; how many each has may differ."""
+    counts = torch.zeros(processes()[1], dtype=torch.int64, device=rows.device)
+    counts[processes()[0]] = len(rows)
+    distributed.all_reduce(counts)
+    sizes = counts.tolist()
+    whole = torch.zeros(sum(sizes), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    own = whole.split(sizes)[processes()[0]]
+    own.copy_(rows)
+    if rows.dtype == torch.bool:
+        return _add(whole.to(torch.uint8)).bool()
+    return _add(whole)
+
+
+def _add(tensor: Tensor) -> Tensor:
+    distributed.all_reduce(tensor)
+    return tensor
+
+
+# -- Learning by statistics ------------------------------------------------------------------------
 
 
 def own_rows(data: Data, numbers: int = SWEEP_NUMBERS) -> Iterator[Batch]:

@@ -10,6 +10,15 @@ import torch
 from torch import Tensor
 
 
+def stream_seed(seed: int, process: int, step: int = 0) -> int:
+    """The seed of a process's own stream of random numbers; the first process has the run's own. A process
+    that joins a run after `step` steps begins another."""
+    if not process and not step:
+        return seed
+    words = np.random.SeedSequence([seed, process, step]).generate_state(2)
+    return int(words[0]) << 31 ^ int(words[1])
+
+
 def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -13,6 +13,7 @@ begins, and from a generator of its own.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
@@ -37,13 +38,14 @@ from quire.train.keeping import (
     place,
     snapshot,
 )
-from quire.train.processes import add_over_processes, own_rows, processes, share_state
+from quire.train.processes import add_over_processes, all_do, from_first, own_rows, processes, share_state
 from quire.train.progress import Progress
 from quire.train.replay import Replay
 from quire.train.sums import add_to
 from quire.train.task import Task
 
 KEEP = 2
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def as_rows(inputs: Tensor) -> Tensor:
@@ -129,7 +131,13 @@ class Sweeps:
         self.checkpoint_seconds = checkpoint_seconds
         self.interrupt = Interrupt()
         self.replay = Replay()
-        self.several = processes()[1] > 1
+        number, count = processes()
+        self.several = count > 1
+        if number:
+            self.store, self.progress = None, Progress()
+        self.keeps = store is not None
+        self.signal = 0
+        """The signal that this or another process was sent, once all know of it."""
         self.sweep = 0
         self.done = False
         self.history: list[Record] = []
@@ -138,19 +146,16 @@ class Sweeps:
 
     @torch.no_grad()
     def run(self) -> Fit:
-        checkpoint = self.store.resume() if self.store else None
-        if checkpoint:
-            self._restore(checkpoint)
-        elif not self.started:
-            self.task.start(self.data, torch.Generator(self.device).manual_seed(self.seed))
+        all_do(self._begin)
         if self.several:
+            self.keeps = from_first(self.keeps)
             numbers = share_state(self.task, [self.sweep, int(self.done)], self.device)
             self.sweep, self.done = numbers[0], bool(numbers[1])
         first = self.sweep
         self.progress.start(self.total, self.sweep, len(self.data))
         self.task.train()
         try:
-            with self.interrupt.listening(self.store):
+            with self.interrupt.listening(self.keeps):
                 while self.sweep < self.total and not self.done:
                     self._take_sweep()
             last = snapshot(self.task) if self.store else None
@@ -165,6 +170,14 @@ class Sweeps:
         speed = (self.sweep - first) * len(self.data) / max(time.perf_counter() - self.began, 1e-9)
         return Fit(self.sweep, float(self.sweep), seconds, stopped, self.sweep, None, self.history, speed)
 
+    def _begin(self) -> None:
+        """Where the run was, or where a new one starts; of several processes the first one's word counts."""
+        checkpoint = self.store.resume() if self.store else None
+        if checkpoint:
+            self._restore(checkpoint)
+        elif not self.started:
+            self.task.start(self.data, torch.Generator(self.device).manual_seed(self.seed))
+
     def _take_sweep(self) -> None:
         swept = self._sweep()
         if not math.isfinite(swept.loss):
@@ -172,15 +185,17 @@ class Sweeps:
         self.sweep, self.done = self.sweep + 1, swept.done
         records = [self._record("train", {"loss": swept.loss})]
         if self.validation is not None:
-            records.append(self._record("validation", evaluate(self.task, self.validation)))
+            records.append(self._record("validation", evaluate(self.task, self.validation, together=True)))
         self.progress.records(records)
         if self.progress.due(self.progress.REFRESH):
             self.progress.step(self.sweep, swept.loss)
         if self.store and time.perf_counter() - self.last_save > self.checkpoint_seconds:
             self._save()
-        if self.interrupt.asked and self.sweep < self.total and not self.done:
-            self._save()
-            raise Interrupted(f"interrupted after sweep {self.sweep} of {self.total}; everything is saved")
+        number = self.signal if self.several else self.interrupt.number
+        if number and self.sweep < self.total and not self.done:
+            all_do(lambda: self._save() if self.store else None)
+            message = f"interrupted after sweep {self.sweep} of {self.total}; everything is saved"
+            raise Interrupted(message, number=number)
 
     def _sweep(self) -> Swept:
         task = self.task
@@ -192,7 +207,15 @@ class Sweeps:
         totals: dict[str, Tensor] = {}
         for batch in own_rows(self.data) if self.several else in_order(self.data):
             add_to(totals, task.statistics(batch.to(self.device)))
-        return task.update(add_over_processes(totals) if self.several else totals)
+        return task.update(self._add(totals) if self.several else totals)
+
+    def _add(self, totals: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Over processes; who was asked to stop says so on the way."""
+        asked = [float(self.interrupt.number == number) for number in SIGNALS]
+        totals = add_over_processes({**totals, "": torch.tensor(asked, device=self.device)})
+        heard = zip(SIGNALS, totals.pop("").tolist(), strict=True)
+        self.signal = next((number for number, count in heard if count), 0)
+        return totals
 
     def _record(self, split: str, values: Mapping[str, float]) -> Record:
         record = make_record(self.sweep, float(self.sweep), split, values, self._seconds())

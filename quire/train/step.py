@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.data.batch import Batch
+from quire.errors import NonFiniteError
 from quire.functional.regularise import gaussian_noise
 from quire.functional.schedules import step_size
 from quire.nn.noise import install, perturbed
@@ -21,6 +22,7 @@ from quire.train.gradients import Gradients, Sums, Weights, check_accumulation, 
 from quire.train.groups import make_groups
 from quire.train.guard import explain_non_finite
 from quire.train.optimisers import make_optimiser
+from quire.train.peers import Peers
 from quire.train.sums import add_up
 from quire.train.task import Task
 
@@ -103,16 +105,20 @@ class Stepper:
         device: torch.device,
         total_steps: int,
         steps_per_epoch: int = 1,
+        peers: Peers | None = None,
     ) -> None:
         check_accumulation(task, train.micro_batches)
-        self.task, self.optim, self.train = task, optim, train
+        self.task, self.optim, self.train, self.peers = task, optim, train, peers
         self.total_steps = total_steps
         self.players = [Player(task, name, optim, steps_per_epoch) for name in task.players]
         self.joining = any(group.joins for player in self.players for group in player.groups)
         mixed = train.precision == "bfloat16"
         autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16) if mixed else None
         plain = not (mixed or train.compile or train.noise.activations)
-        self.gradients = Gradients(task, autocast=autocast, explicit=plain, compiled=train.compile)
+        plain = plain and not (peers and peers.norms)
+        self.gradients = Gradients(
+            task, autocast=autocast, explicit=plain, compiled=train.compile, peers=peers
+        )
         self.hooks = install(task, train.noise.activations) if train.noise.activations else None
         self.carried: dict[str, Tensor] = {}
         self.input_noise, self.weight_noise = train.noise.inputs, train.noise.weights
@@ -124,7 +130,7 @@ class Stepper:
         self.last_norm: float | Tensor = math.nan
         constant = optim.schedule.name == "constant" and not optim.schedule.warmup
         self.constant_lr = optim.lr if constant else None
-        alike = train.micro_batches == 1 and not (train.carry or train.noise.activations)
+        alike = train.micro_batches == 1 and not (train.carry or train.noise.activations or peers)
         self.recorder: Recorder | None = None
         if device.type == "cuda" and alike and train.capture:
             self.recorder = Recorder(task, device, compiled=train.compile)
@@ -159,9 +165,14 @@ class Stepper:
         if train.micro_batches == 1:
             micro, weights = [batch], task.weigh(batch)
         else:
-            micro = batch.split(train.micro_batches)
+            split = batch.split if self.peers is None else partial(self.peers.split, batch)
+            micro = split(train.micro_batches)
             weights = add_up(task.weigh(part) for part in micro)
+        if self.peers is not None:
+            weights = self.peers.add_weights(weights)
         factors = loss_factors(task, weights)
+        if self.peers is not None and self.peers.idle:  # nor may borrowed rows move another's moments
+            factors = dict.fromkeys(factors, 0.0)
         movers = self.players
         if task.turns:
             movers = [p for p in movers if not (number + 1) % task.turns.get(p.name, 1)]
@@ -199,7 +210,7 @@ class Stepper:
             norm = player.norm()
             self.last_norm = norm.item()
             if not (math.isfinite(self.last_norm) and all(math.isfinite(s) for s in sums.values())):
-                raise explain_non_finite(self.task, batch, number, player.name)
+                raise self._explain(batch, number, player)
             self._move(player, norm, rate)
             shown = {**shown, **sums} if shown else sums
         return shown
@@ -259,6 +270,8 @@ class Stepper:
                 sums = self._differentiate(micro, factors, player)
         else:
             sums = self._differentiate(micro, factors, player)
+        if self.peers is not None:
+            sums = self.peers.add_gradients(player.groups, sums)
         if self.optim.l1:
             player.add_l1()
         return sums
@@ -279,10 +292,31 @@ class Stepper:
                     break
             # Nothing was applied since, so computing that batch's gradient again shows the same state.
             player = next(p for p in self.players if p.name == name)
-            self._differentiate([batch], loss_factors(self.task, self.task.weigh(batch)), player)
-            raise explain_non_finite(self.task, batch, number, name)
+            if self.peers is None:
+                self._differentiate([batch], loss_factors(self.task, self.task.weigh(batch)), player)
+            raise self._explain(batch, number, player)
+
+    def _explain(self, batch: Batch, number: int, player: Player) -> NonFiniteError:
+        """Why a step is not finite. Of several processes each looks at its own rows."""
+        if self.peers is None:
+            return explain_non_finite(self.task, batch, number, player.name)
+        error = None
+        with self.peers.alone():
+            sums = self._differentiate_alone(batch, player)
+            if not (player.norm().isfinite() and all(value.isfinite() for value in sums.values())):
+                error = explain_non_finite(self.task, batch, number, player.name)
+        return self.peers.blame(error, number)
+
+    def _differentiate_alone(self, batch: Batch, player: Player) -> Sums:
+        peers, self.gradients.peers = self.gradients.peers, None
+        try:
+            return self._differentiate([batch], loss_factors(self.task, self.task.weigh(batch)), player)
+        finally:
+            self.gradients.peers = peers
 
     def close(self) -> None:
+        if self.peers is not None:
+            self.peers.close()
         if self.hooks is not None:
             self.hooks.remove()
         for player in self.players:

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from quire.errors import DataError, InputError
-from quire.files import write_bytes
+from quire.files import read_file, write_bytes
 from quire.options import from_dict, to_dict
 from quire.tuning.config import LoRAConfig
 from quire.tuning.factors import Full
@@ -98,7 +98,7 @@ def read_adapter(path: Path | str) -> AdapterFile:
         header = json.loads(metadata[HEADER])
         version, name = header["format"], str(header["name"])
         config = from_dict(LoRAConfig, header["config"]) if version == FORMAT else LoRAConfig()
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise DataError(
             "a file of tensors that does not say what adapter it is",
             path=path,
@@ -164,13 +164,13 @@ def export_peft(folder: Path, config: LoRAConfig, tensors: Mapping[str, Tensor],
 def _read_peft(folder: Path) -> AdapterFile:
     path = folder / PEFT_CONFIG
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(read_file(path))
         config = LoRAConfig(values["r"], float(values["lora_alpha"]), values.get("lora_dropout", 0.0))
     except OSError:
         raise DataError(
             f"no {PEFT_CONFIG}", path=folder, expected="an adapter's file or PEFT's folder"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
         raise DataError(
             f"not the description of a LoRA adapter: {problem}",
             path=path,
@@ -220,7 +220,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as problem:
+    except (SafetensorError, MemoryError, ValueError, TypeError, KeyError) as problem:
         raise DataError(
             f"a damaged file, or no safetensors at all: {problem}",
             path=path,

@@ -16,6 +16,8 @@ from quire.options import Scenes
 
 LISTS = ("images", "annotations", "categories")
 PREFIX = "instances_"
+LONGEST = 1000
+"""Characters of a path."""
 
 
 def find_files(path: Path) -> dict[str, Path]:
@@ -61,7 +63,7 @@ def _read_json(path: Path) -> dict[str, list[dict[str, Any]]]:
         entry = json.loads(read_bytes(path))
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON ({error.msg})", path=path, line=error.lineno, column=error.colno) from None
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON ({error})", path=path) from None
     for name in LISTS:
         rows = entry.get(name) if isinstance(entry, dict) else None
@@ -108,7 +110,7 @@ def _read_part(
     for row, image in enumerate(entry["images"]):
         number = _whole(image, "id", path, "an image")
         name = image.get("file_name")
-        if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        if not isinstance(name, str) or not name or not _is_below(name):
             raise DataError(
                 f"image {number}: its file_name",
                 path=path,
@@ -140,6 +142,12 @@ def _read_part(
         stated,
     )
     return [base / name for name in names], _with_images(objects, path, options)
+
+
+def _is_below(name: str) -> bool:
+    """Whether a path stays in its folder, and can be one."""
+    path = Path(name)
+    return not path.is_absolute() and ".." not in path.parts and "\0" not in name and len(name) < LONGEST
 
 
 def _with_images(objects: Objects, path: Path, options: Scenes) -> Objects:

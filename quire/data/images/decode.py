@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from quire.errors import DataError
+from quire.files import is_bomb
 
 Fit = Literal["crop", "pad", "stretch"]
 
@@ -28,6 +29,10 @@ GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 ALPHA_MODES = ("LA", "La", "RGBA", "RGBa", "PA")
 DRAFT = 2
 """A JPEG is decoded at a fraction of its size as long as so many pixels are left for each wanted one."""
+DRAFTED = ("JPEG", "MPO")
+"""Formats that can be decoded at a fraction of their size."""
+DECODED = 4
+"""Bytes that a pixel takes while it is decoded and converted."""
 ORIENTATION_TAG = 0x0112
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -95,6 +100,9 @@ def read_header(path: Path, most_pixels: int) -> Header:
 def decode(path: Path, shape: Shape, most_pixels: int, *, upright: bool = True) -> np.ndarray:
     """The image at `path` as (C, H, W); `upright` applies the orientation that a camera noted in it."""
     with open_image(path, most_pixels) as image:
+        if image.format not in DRAFTED and is_bomb(path, image.width * image.height * DECODED):
+            packed = path.stat().st_size
+            raise _broken(path, f"{image.width} × {image.height} pixels in {packed} bytes, out of proportion")
         turn = _turn(image) if upright else 1
         wanted = (shape.height, shape.width) if turn >= 5 else (shape.width, shape.height)
         image.draft(None, _draft_size(image.size, wanted, shape.fit))
@@ -112,6 +120,8 @@ def decode(path: Path, shape: Shape, most_pixels: int, *, upright: bool = True) 
 
 def open_image(path: Path, most_pixels: int) -> Image.Image:
     """The image with its header read and nothing decoded."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise _broken(path, "not a file")  # but a pipe or a device, which may have no end
     try:
         with _PILLOW_LIMIT:
             image = Image.open(path, formats=FORMATS)

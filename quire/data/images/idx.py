@@ -18,6 +18,7 @@ import numpy as np
 from quire.data.columns import Labels
 from quire.data.images.source import Arrays, ImageSource, object_array
 from quire.errors import DataError
+from quire.files import is_bomb
 from quire.options import Images
 
 IMAGES_NAME = re.compile(r"(?P<set>.*?)(?P<part>train|t10k|test)-images[-.]idx3-ubyte(\.gz)?", re.IGNORECASE)
@@ -122,6 +123,11 @@ def read_array(path: Path, dimensions: int) -> np.ndarray:
         )  # fmt: skip
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     size = header + math.prod(shape)
+    if path.suffix.lower() == ".gz" and is_bomb(path, size):
+        raise DataError(
+            f"{' × '.join(map(str, shape))} values in {path.stat().st_size} bytes", path=path,
+            expected="values that their file can hold", fix="if you trust it, unpack it first",
+        )  # fmt: skip
     content = _content(path, size)
     if len(content) < size:
         raise DataError(

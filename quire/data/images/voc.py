@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.parsers import expat
@@ -18,6 +19,7 @@ from quire.options import Scenes
 PARTS = {"train": "train", "val": "validation", "test": "test"}
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 DEEPEST = 100
+ENCODINGS = ("utf-8", "us-ascii", "ascii", "iso-8859-1", "windows-1252", "utf-16")
 
 
 @dataclass
@@ -54,7 +56,8 @@ def parse_xml(path: Path) -> Node:
     files, are refused."""
     root = Node("", 0)
     open_nodes = [root]
-    parser = expat.ParserCreate()
+    # With an encoding of its own expat does not ask Python for a codec by the name that the file gives.
+    parser = expat.ParserCreate("UTF-8")
 
     def start(name: str, attributes: dict[str, str]) -> None:
         if len(open_nodes) > DEEPEST:
@@ -74,13 +77,27 @@ def parse_xml(path: Path) -> Node:
     parser.CharacterDataHandler = text
     parser.StartDoctypeDeclHandler = doctype
     try:
-        parser.Parse(read_bytes(path), True)
+        parser.Parse(_decoded(path), True)
     except expat.ExpatError as error:
         raise _bad_xml(path, error.lineno, f"not well-formed XML ({error})") from None
     top = root.children[0]
     if top.name != "annotation":
         raise _bad_xml(path, top.line, f"an element <{top.name}>")
     return top
+
+
+def _decoded(path: Path) -> str:
+    """The text of a file in one of the encodings that are known here."""
+    content = read_bytes(path)
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+    stated = re.match(rb"\s*<\?xml[^>]*?encoding\s*=\s*['\"]([^'\"]*)", content[:200])
+    name = "utf-16" if wide else stated[1].decode("ascii", "replace").lower() if stated else "utf-8"
+    if name not in ENCODINGS:
+        raise _bad_xml(path, 1, f"the encoding {name!r}")
+    try:
+        return content.decode("utf-8-sig" if name == "utf-8" else name)
+    except UnicodeDecodeError as error:
+        raise _bad_xml(path, content.count(b"\n", 0, error.start) + 1, f"bytes that are not {name}") from None
 
 
 def _bad_xml(path: Path, line: int, got: str) -> DataError:
@@ -175,6 +192,11 @@ def _read_lists(folder: Path) -> dict[str, str]:
                 raise DataError(
                     "an image that is listed twice", path=path, line=number, value=words[0],
                     expected="each image in one of train, val and test, once",
+                )  # fmt: skip
+            if words and (Path(words[0]).name != words[0] or "\0" in words[0]):
+                raise DataError(
+                    "a name that leads out of JPEGImages/", path=path, line=number, value=words[0],
+                    expected="the name of an image, without folder and ending",
                 )  # fmt: skip
             if words:
                 found[words[0]] = part

@@ -106,7 +106,7 @@ def files_below(folder: Path, suffixes: Sequence[str]) -> tuple[list[Path], list
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(top, name)
-            if not name.startswith("."):
+            if not name.startswith(".") and path.is_file():  # no pipe and no device, which may have no end
                 (wanted if path.suffix.lower() in endings else others).append(path)
     # By parts, so that the order is that of the folders whatever signs their names have.
     return sorted(wanted, key=lambda p: p.parts), sorted(others, key=lambda p: p.parts)

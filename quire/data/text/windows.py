@@ -208,7 +208,8 @@ def _fields(
 ) -> tuple[Tensor, Tensor]:
     """Inputs and targets (B, T) from `starts` (B,) on; targets at or beyond `stops` are ignored."""
     found = tokens.windows(starts, context + 1, whole=stops is None)
-    inputs, target = found[:, :-1].contiguous(), found[:, 1:].contiguous()
+    # Of a single row `contiguous` would give two views of the same numbers, and the target is written to.
+    inputs, target = found[:, :-1].contiguous(), found[:, 1:].clone(memory_format=torch.contiguous_format)
     if stops is not None:
         places = starts[:, None] + torch.arange(1, context + 1)
         beyond = places >= (stops[:, None] if isinstance(stops, Tensor) else stops)

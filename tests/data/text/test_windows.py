@@ -83,6 +83,13 @@ def test_judging_predicts_every_token_once(make: Make, length: int) -> None:
         assert same(TokenWindows(make(values), 7).judged().take(torch.arange(1)), [row_of(values, 0, 7)])
 
 
+def test_one_window_that_is_filled_up() -> None:
+    """A single row: inputs and targets must not lie in the same place."""
+    batch = TokenWindows(TensorTokens(torch.tensor([5, 6, 7])), 4, 4, partial=True).take(torch.tensor([0]))
+    assert batch.inputs.tolist() == [[5, 6, 7, 7]]
+    assert batch.fields["target"].tolist() == [[6, 7, IGNORE, IGNORE]]
+
+
 def test_strides_between(make: Make) -> None:
     values = text(40)
     data = TokenWindows(make(values), 6, 4)

@@ -1,0 +1,229 @@
+"""Disks that are full, read-only or gone, for real: small disks of their own, mounted where nobody else sees.
+
+    python -m tests.faults.full                 every page of a save and of a run
+    python -m tests.faults.full --every 5       one in five
+
+Each time: the checkpoint before is whole, the message has the path and the bytes, the exit code is not 0, and
+nothing half-written is left. Where private mounts are not allowed, it says so and does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from quire.cli.main import main as command
+from quire.errors import QuireError, WriteError
+from quire.options import Optim
+from quire.train import fit
+from quire.train.checkpoints import Checkpoint, list_checkpoints, load_checkpoint
+from quire.train.folder import CHECKPOINTS, RunFolder
+from tests.recipes.examples import write_csv
+from tests.train.examples import classes, classifier, folder, often
+
+PAGE = 4096
+UNSHARE = ["unshare", "--map-root-user", "--mount"]
+
+
+@contextlib.contextmanager
+def disk(place: Path, pages: int) -> Iterator[Path]:
+    """A disk of so many pages."""
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "none", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def read_only(place: Path, on: bool = True) -> None:
+    subprocess.run(["mount", "-o", f"remount,{'ro' if on else 'rw'}", str(place)], check=True)
+
+
+def fill(place: Path, leave: int) -> Path:
+    """A file that takes all room but `leave` pages."""
+    ballast = place / "ballast"
+    room = os.statvfs(place)
+    ballast.write_bytes(bytes(max(0, room.f_bavail - leave) * room.f_frsize))
+    return ballast
+
+
+def checkpoint(step: int) -> Checkpoint:
+    tensors = {"weights": {"w": torch.full((5000,), float(step))}, "best": {"w": torch.zeros(3000)}}
+    return Checkpoint(step, tensors, {"progress": {"history": [], "text": "x" * 9000}, "task": {"task": "x"}})
+
+
+def leftovers(run: Path) -> list[str]:
+    return [path.name for path in run.rglob("*") if ".tmp" in path.name]
+
+
+def complained(error: BaseException, path: Path) -> None:
+    """The message says where and how many bytes, and what went wrong is still known to programs."""
+    assert isinstance(error, WriteError), repr(error)
+    assert str(path) in str(error), error
+    assert "bytes" in str(error), error
+    assert error.errno, error
+
+
+def saves(place: Path, every: int) -> Counter[str]:
+    """A save with every number of pages left, from none to enough; then on a read-only disk."""
+    counts: Counter[str] = Counter()
+    with disk(place, 400) as mounted:
+        store = RunFolder.create(mounted / "run", {"format": 1, "recipe": "test"})
+        store.save(checkpoint(1), keep=3)
+        for leave in range(0, 100, every):
+            ballast = fill(mounted, leave)
+            try:
+                store.save(checkpoint(2), keep=3)
+            except QuireError as error:
+                complained(error, mounted / "run")
+                counts["saves on a full disk"] += 1
+                assert [path.name for path in list_checkpoints(store.path / CHECKPOINTS)] == ["step-1"]
+            else:
+                shutil.rmtree(store.path / CHECKPOINTS / "step-2")
+                counts["saves with room enough"] += 1
+                break
+            finally:
+                ballast.unlink()
+            assert not leftovers(store.path)
+            kept = load_checkpoint(store.path / CHECKPOINTS / "step-1")
+            assert torch.equal(kept.tensors["weights"]["w"], torch.ones(5000))
+        store.close()  # a disk with files that are open for writing cannot be made read-only
+        read_only(mounted)
+        try:
+            store.save(checkpoint(2), keep=3)
+            raise AssertionError("a read-only disk was written to")
+        except QuireError as error:
+            complained(error, mounted / "run")
+            counts["saves on a read-only disk"] += 1
+        read_only(mounted, on=False)
+        load_checkpoint(store.path / CHECKPOINTS / "step-1")
+    assert counts["saves with room enough"] == 1
+    return counts
+
+
+def deleted(place: Path) -> Counter[str]:
+    """The run's folder goes while it trains."""
+    place.mkdir(exist_ok=True)
+    store = folder(place / "run")
+    taken = 0
+
+    class Deleting:
+        record, resume = store.record, store.resume
+
+        def save(self, made: Checkpoint, *, keep: int) -> None:
+            nonlocal taken
+            taken += 1
+            if taken == 3:
+                shutil.rmtree(store.path)
+            store.save(made, keep=keep)
+
+    try:
+        fit(classifier(), classes(), classes(30, 2), steps=20, optim=Optim(lr=0.01),
+            train=often(checkpoint_every=1), store=Deleting())  # type: ignore[arg-type]  # fmt: skip
+        raise AssertionError("nobody noticed that the folder is gone")
+    except (QuireError, OSError) as error:
+        said = str(error)
+    finally:
+        store.close()
+    assert str(store.path) in said, said
+    assert not store.path.exists(), [*store.path.rglob("*")]
+    return Counter({"runs whose folder was deleted": 1})
+
+
+def ask(*words: str) -> tuple[int, str]:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = command(words)
+    return code, said.getvalue()
+
+
+def runs(place: Path, data: Path, every: int) -> Counter[str]:
+    """Whole runs on disks of every size, until one is large enough; then on a read-only one, and with a
+    temporary folder that is full."""
+    counts: Counter[str] = Counter()
+    line = ["train", "mlp", "--data", str(data), "--model.hidden", "4", "--epochs", "1", "--quiet"]
+    pages = 2
+    while not counts["runs with room enough"]:
+        with disk(place, pages) as mounted:
+            code, text = ask(*line, "--out", str(mounted / "run"))
+            assert not leftovers(mounted), leftovers(mounted)
+            if code == 0:
+                counts["runs with room enough"] += 1
+            else:
+                assert code == 1, text
+                assert str(mounted / "run") in text, text
+                assert "bytes" in text, text
+                assert "Traceback" not in text, text
+                assert "--debug" not in text, text
+                counts["runs on a full disk"] += 1
+                for path in list_checkpoints(mounted / "run" / CHECKPOINTS):
+                    load_checkpoint(path)
+        pages += every
+        assert pages < 2000, text
+    with disk(place, 2000) as mounted:
+        read_only(mounted)
+        code, text = ask(*line, "--out", str(mounted / "run"))
+        assert code in (1, 2), text
+        assert str(mounted) in text, text
+        assert "--debug" not in text, text
+        counts["runs on a read-only disk"] += 1
+    with disk(place, 4) as mounted:
+        fill(mounted, 0)
+        run = data.parent / "run"
+        before, tempfile.tempdir = os.environ.get("TMPDIR"), None
+        os.environ["TMPDIR"] = str(mounted)
+        try:
+            for words in ([*line, "--out", str(run)], ["predict", str(run), str(data)], ["report", str(run)],
+                          ["export", str(run), str(data.parent / "model.pt2")]):  # fmt: skip
+                code, text = ask(*words)
+                assert code == 0 or str(mounted) in text, text
+                counts["commands with a full temporary folder"] += 1
+        finally:
+            tempfile.tempdir = None
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
+    return counts
+
+
+def can_mount() -> bool:
+    try:
+        return subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--inside", action="store_true", help="in the private mounts already")
+    arguments = parser.parse_args()
+    if not arguments.inside:
+        if not can_mount():
+            print("not done: private mounts are not allowed here")
+            return
+        again = [sys.executable, "-m", "tests.faults.full", "--inside", "--every", str(arguments.every)]
+        raise SystemExit(subprocess.run([*UNSHARE, *again], check=False).returncode)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary, "disk")
+        data = write_csv(Path(temporary, "mine.csv"))
+        counts = deleted(Path(temporary, "plain")) + saves(place, arguments.every)
+        counts += runs(place, data, arguments.every)
+    print(", ".join(f"{name}: {count}" for name, count in counts.items()))
+
+
+if __name__ == "__main__":
+    main()
