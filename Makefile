@@ -22,10 +22,10 @@ train: .venv/.ready
 	@$(BIN)/quire train mlp
 
 test: lint
-	$(PYTEST) -n 2 --dist worksteal
+	$(PYTEST) -n 2 --dist worksteal -m "not long"
 
 quick: .venv/.ready
-	$(PYTEST) -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not long"
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -39,6 +39,7 @@ faults: .venv/.ready
 	$(BIN)/python -m tests.faults.full
 	$(BIN)/python -m tests.faults.databases
 	$(PYTEST) tests/faults/test_random.py --hypothesis-profile=faults
+	$(PYTEST) -m long
 
 fuzz: .venv/.ready
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check atheris || echo "atheris cannot be installed here"

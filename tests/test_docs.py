@@ -75,9 +75,12 @@ def test_the_site_is_built_without_a_warning_and_needs_nothing_from_elsewhere(tm
     pytest.importorskip("material", reason="mkdocs-material comes with the extra 'docs'")
     site = tmp_path / "site"
     build = f"""
+import logging
+
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+logging.basicConfig()  # a warning says which page it is about
 config = load_config({str(ROOT / "mkdocs.yml")!r}, site_dir={str(site)!r}, strict=True, plugins=[])
 config.extra["proofs"] = ["dense"]
 build(config)

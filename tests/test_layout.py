@@ -30,6 +30,7 @@ BELOW_RECIPES = {
     "doctor",
 }
 ALLOWED = {
+    "__main__": {"cli"},
     "errors": set(),
     "files": {"errors"},
     "registry": {"errors"},

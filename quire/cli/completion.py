@@ -15,6 +15,7 @@ from quire.cli import bench, board, doctor, evaluate, explain, export, listing, 
 from quire.cli.flags import Flag, table
 from quire.cli.parse import parse
 from quire.cli.recipes import all_recipes
+from quire.cli.train import with_processes
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def places() -> dict[str, Place]:
     }
     config = Flag("--config", str)
     for name, recipe in all_recipes().items():
-        plain = _place(recipe.options)
+        plain = _place(with_processes(recipe.options))
         found[f"train/{name}"] = Place(plain.words, (*plain.flags, config))
     return found
 

@@ -1,6 +1,6 @@
 """The command `quire`: the first word chooses; heavy imports wait until the options are right.
 
-Exit codes: 0, 1 for a failure, 2 for the user's mistake, 130 for an interrupt.
+Exit codes: 0, 1 for a failure, 2 for the user's mistake, 130 for Ctrl-C, 143 for a request to end.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def main(arguments: Words | None = None) -> int:
     except QuireError as error:
         if "--debug" in words:
             _traceback()
-        say(str(error), head="" if error.exit_code == 130 else "error: ")
+        say(str(error), head="" if error.exit_code > 128 else "error: ")
         return error.exit_code
     except Exception as error:
         if "--debug" in words:

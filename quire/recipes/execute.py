@@ -273,8 +273,8 @@ def write_up(
             "data": data.source,
         },
     )
+    folder.log(f"finished: {json.dumps(measures[shown])}")  # before the sums over all files are taken
     report = write_report(folder.path)
-    folder.log(f"finished: {json.dumps(measures[shown])}")
     return Outcome(folder.path, measures, result.seconds, met, report, tuple(warnings))
 
 

@@ -103,6 +103,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
             tensors[name.removesuffix(".safetensors")] = load_tensors(content)
         else:
             documents[name.removesuffix(".json")] = json.loads(content)
+    if type(manifest["step"]) is not int:
+        raise _damaged(path, f"{MANIFEST} has the step {manifest['step']!r}")
     return Checkpoint(manifest["step"], tensors, documents)
 
 

@@ -204,6 +204,7 @@ def _wait_for_steps(run: Path) -> None:
     raise AssertionError("no step was taken")
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_ends_all_and_is_named(table: Path, tmp_path: Path) -> None:
     with started(
         [*MLP, "--data", str(table), "--steps", "100000", "--nproc", "2", "--out", "run"], tmp_path
@@ -221,6 +222,7 @@ def test_a_process_that_is_killed_ends_all_and_is_named(table: Path, tmp_path: P
     assert all(_gone(process, 5) for process in both)
 
 
+@pytest.mark.long
 def test_statistics_in_two_processes(table: Path, tmp_path: Path, quire: Quire) -> None:
     words = ("kmeans", "--data", str(table), "--device", "cpu", "--quiet", "--json")
     with started([*words, "--nproc", "2", "--out", "two"], tmp_path) as running:

@@ -34,7 +34,7 @@ def test_there_are_enough_hostile_files() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_hostile_files_are_refused() -> None:
-    run("hostile", "--every", "23", "--quiet")
+    run("hostile", "--every", "47", "--quiet")
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_flipped_bits_are_noticed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_full_disks_cost_nothing_that_was_saved() -> None:
-    out = run("full", "--every", "25")
+    out = run("full", "--every", "60")
     if "not done" in out:
         pytest.skip(out)
 

@@ -20,7 +20,7 @@ from quire.recipes.execute import Outcome, execute
 from quire.train.processes import first_does, processes
 from tests.contracts.test_recipes import options_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 CERTAIN = ("pca", "gru", "nadaraya-watson", "multitask")
 """These draw nothing while they train: sums, a state that is carried, a search before training, two heads."""
