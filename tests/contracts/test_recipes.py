@@ -38,8 +38,15 @@ RESUMED = [name for name in DISTINCT if name not in ALIKE | SPARED]
 EXPORTED = [name for name in DISTINCT if name not in ALIKE | {"denoising", "masked", "gpt-lora"}]
 
 
-def tried(names: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+LONG = {"alexnet", "vgg", "googlenet", "resnext", "densenet", "gan", "gpt", "gpt-qlora", "transformer"}
+"""Whose built-in runs are left to `make faults`: lenet, resnet, cgan, gpt-lora and seq2seq learn from the
+same data in the same way."""
+
+
+def tried(names: Iterable[str], long: Iterable[str] = ()) -> list[Any]:
+    marks = {name: () if name in QUICK else (pytest.mark.slow,) for name in names}
+    marks |= {name: (pytest.mark.slow, pytest.mark.long) for name in long}
+    return [pytest.param(name, marks=marks[name]) for name in names]
 
 
 def options_for(name: str, folder: Path, **given: Any) -> RunOptions:
@@ -92,7 +99,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tried(NAMES))
+@pytest.mark.parametrize("name", tried(NAMES, LONG))
 def test_the_expected_result_is_reached_on_built_in_data(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
     outcome = execute(recipe, recipe.options(out=tmp_path / "run", quiet=True))

@@ -33,7 +33,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
+def same_threads_afterwards() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
