@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.errors import CheckpointError, InputError
-from quire.files import SUMS, appending, folder_that_appears_whole, names_its_file, read_file, write_bytes
+from quire.files import appending, folder_that_appears_whole, names_its_file, read_file, write_bytes
 from quire.train.checkpoints import Checkpoint, list_checkpoints, newest_checkpoint, save_checkpoint
 from quire.train.toml import dump_toml
 
@@ -83,7 +83,6 @@ class RunFolder:
             history = checkpoint.documents["progress"]["history"]
         # Records after the checkpoint belong to steps that will be taken again.
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in history)
-        (self.path / SUMS).unlink(missing_ok=True)  # of files that are about to change
         write_bytes(self.path / METRICS, lines.encode())
         self.log(f"resumed at step {checkpoint.step if checkpoint else 0}")
         return checkpoint
