@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quire.backprop.fast import RULES
 from quire.errors import unknown_name
+from quire.functional.modes import has_hooks
 from quire.models.ensemble import MLPEnsemble
 
 LOSSES = ("cross_entropy", "squared")
@@ -51,9 +52,7 @@ class EnsembleEngine:
         """Whether `gradients` can replace autograd: an unhooked ensemble on the CPU."""
         if not isinstance(model, MLPEnsemble) or type(model.activation) not in RULES:
             return False
-        if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
-            return False
-        if any(module._backward_hooks or module._backward_pre_hooks for module in model.modules()):
+        if has_hooks(model):
             return False
         right = all(p.dtype == dtype and p.device.type == "cpu" for p in model.parameters())
         return right and dtype in (torch.float32, torch.float64)

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from quire.backprop.engine import dense_layers
 from quire.errors import InputError, unknown_name
+from quire.functional.modes import has_hooks
 from quire.models.mlp import MLP
 from quire.nn.activation import Arctan
 
@@ -291,9 +292,7 @@ class DenseEngine:
         if dtype not in (torch.float32, torch.float64):
             return False
         modules = list(model.modules())
-        if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
-            return False
-        if any(module._backward_hooks or module._backward_pre_hooks for module in modules):
+        if has_hooks(model):
             return False
         if any(type(module) not in (MLP, nn.Sequential, nn.Linear, nn.Dropout, *RULES) for module in modules):
             return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,9 +37,7 @@ from quire.functional.reduction import (
     require_same_shape,
     uniform,
 )
-from quire.kernels import refusal, use_triton
-
-Backend = Literal["auto", "torch", "triton"]
+from quire.kernels import Backend, refusal, use_triton
 
 BACKGROUND = 0
 UNMATCHED = -1

@@ -19,7 +19,7 @@ rows are: float32 would leave five digits of a likelihood, and fewer where compo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ from quire.functional.mixtures import (
     make_mixture,
 )
 from quire.functional.threads import share_rows
-
-Backend = Literal["auto", "torch", "triton"]
+from quire.kernels import Backend, refusal, use_triton
 
 # Products may be this many times larger than their sum: ten digits of it are left.
 LARGEST_CANCELLATION = 2.0**20
@@ -242,8 +241,6 @@ def mixture_sweep(
 
 def takes_kernels(x: Tensor, mixture: Mixture, size: float, backend: Backend = "auto") -> bool:
     """Whether Triton's kernels sweep over x, without ever waiting for the GPU."""
-    from quire.kernels import refusal, use_triton
-
     components, features = mixture.means.shape[-2:]
     reason = refusal(x)
     if not (mixture.matrices and mixture.apart):

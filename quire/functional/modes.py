@@ -1,4 +1,4 @@
-"""The mode that a network is in while it is looked at."""
+"""The mode that a network is in while it is looked at, and who looks at it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def evaluating(model: object) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether anybody wants to be called when a module computes; another way to compute calls nobody."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for module in model.modules() for kind in kinds)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +25,7 @@ from torch import Tensor
 from quire.errors import InputError
 from quire.functional.tally import Tally, Workspace, differing, spans
 from quire.functional.threads import one_thread, together
-from quire.kernels import refusal, use_triton
-
-Backend = Literal["auto", "torch", "triton"]
+from quire.kernels import Backend, refusal, use_triton
 
 # Scores of a chunk, by measurement: they should lie in a core's cache, and be so many that to call PyTorch
 # is not what takes the time.

@@ -14,15 +14,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.errors import InputError
-from quire.kernels import refusal, use_triton
-
-Backend = Literal["auto", "torch", "triton"]
+from quire.kernels import Backend, refusal, use_triton
 
 BLOCK = 64
 """Numbers that share a scale."""

@@ -11,13 +11,13 @@ rows, in the precision that is asked for, and added in float64.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels import refusal, use_triton
+from quire.kernels import Backend, refusal, use_triton
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,8 +35,6 @@ SLAB_NUMBERS = 1 << 25
 # about so many of its columns.
 CHECKED = 32
 CHECKED_COLUMNS = 32
-
-Backend = Literal["auto", "torch", "triton"]
 
 
 class View(NamedTuple):

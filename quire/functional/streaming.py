@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +25,8 @@ from torch.autograd.function import once_differentiable
 from quire.errors import InputError, unknown_name
 from quire.functional.attention import check_values, check_widths, masked_softmax, projected_score
 from quire.functional.masks import MaskRule, applied
-from quire.kernels import BACKENDS, refusal, use_triton
+from quire.kernels import BACKENDS, Backend, refusal, use_triton
 
-Backend = Literal["auto", "torch", "triton"]
 BlockScore = Callable[..., Tensor]
 """(queries, keys, *parameters) → scores, for any block of queries and of keys; −∞ forbids a key."""
 

@@ -6,13 +6,15 @@ This file imports without Triton, and says whether a kernel can run; the files b
 from __future__ import annotations
 
 import sys
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from quire.errors import InputError, unknown_name
 
-BACKENDS = ("auto", "torch", "triton")
+Backend = Literal["auto", "torch", "triton"]
+BACKENDS = get_args(Backend)
 
 
 def refusal(*tensors: Tensor) -> str:

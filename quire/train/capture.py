@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.data.batch import Batch
+from quire.functional.modes import has_hooks
 from quire.train.gradients import Weights
 
 Rate = float | Tensor
@@ -69,7 +70,7 @@ class Recorder:
             return self._rehearse(batch, factors, rate, work)
         try:
             self.recordings[key] = Recording(
-                batch, factors, None if constant else rate, rate, work, compiled=self.compiled
+                batch, factors, rate, work, constant=constant, compiled=self.compiled
             )
         except Exception as error:  # nothing of a recording runs, so the step is still to be taken
             self.refused = f"{type(error).__name__}: {str(error)[:200]}"
@@ -104,16 +105,16 @@ class Recording:
         self,
         batch: Batch,
         factors: Weights,
-        scheduled: float | None,
         rate: float,
         work: Work,
         *,
+        constant: bool,
         compiled: bool,
     ) -> None:
         device = batch.inputs.device
         self.fields = {name: value.clone() for name, value in batch.fields.items()}
         self.factors = {n: v.clone() if isinstance(v, Tensor) else v for n, v in factors.items()}
-        self.rate = None if scheduled is None else torch.tensor(scheduled, device=device)
+        self.rate = None if constant else torch.tensor(rate, device=device)
         # Row numbers lie on the host; on "meta" they cannot be read, so a step that does is not recorded. To
         # a compiled step they would be another kind of argument, for which it would be compiled again.
         rows = batch.rows if compiled else torch.empty(len(batch), dtype=torch.int64, device="meta")
@@ -154,12 +155,6 @@ def _noting_waits() -> Iterator[list[str]]:
             found.append(text.splitlines()[0])
         elif "Synchronization debug mode" not in text:  # which PyTorch says whenever it is switched on
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-
-
-def has_hooks(task: nn.Module) -> bool:
-    """A replay calls no hooks."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for module in task.modules() for kind in kinds)
 
 
 def host_state(task: nn.Module) -> list[Any]:

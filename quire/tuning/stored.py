@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.functional.nf4 import NF4, Tables, dequantise_nf4, make_tables, quantise_nf4
+from quire.functional.through_time import transformed
 
 TABLE_BYTES = 4 * (256 * 2 + 256)
 """The code books, which each weight has at hand on its device."""
@@ -67,8 +68,7 @@ class Stored(nn.Module):
     def _product(self, inputs: Tensor, bias: Tensor | None, by_rows: bool) -> Tensor:
         bias = None if bias is None else bias.to(inputs.dtype)
         # What torch.func needs takes longer than a small product: PyTorch binds each argument by its name.
-        seen = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-        result: Tensor = (_SeenProduct if seen else _Product).apply(
+        result: Tensor = (_SeenProduct if transformed() else _Product).apply(
             inputs, bias, self.codes, self.scales, self.steps, self.mean, self.pairs, self.levels, self.shape,
             by_rows,
         )  # fmt: skip

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from quire.data.batch import TensorData
 from quire.errors import NonFiniteError
+from quire.functional.modes import has_hooks
 from quire.nn.heads import Categorical
 from quire.options import Optim, Schedule, Train
 from quire.tasks.supervised import Supervised
 from quire.train import fit
-from quire.train.capture import has_hooks, host_state
+from quire.train.capture import host_state
 from quire.train.descent import Callback, Descent
 from tests.tasks.playing import circle, players
 
