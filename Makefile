@@ -33,11 +33,13 @@ lint: .venv/.ready
 	$(BIN)/mypy
 
 faults: .venv/.ready
-	$(BIN)/python -m tests.faults.kill --kills 200
+	$(BIN)/python -m tests.faults.kill --kills 500
+	$(BIN)/python -m tests.faults.signals --count 50
 	$(BIN)/python -m tests.faults.hostile --quiet
 	$(BIN)/python -m tests.faults.flips --flips 1000
 	$(BIN)/python -m tests.faults.full
 	$(BIN)/python -m tests.faults.databases
+	$(BIN)/python -m tests.faults.soak --minutes 30
 	$(PYTEST) tests/faults/test_random.py --hypothesis-profile=faults
 	$(PYTEST) -m long
 

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -148,6 +149,21 @@ def read_file(path: Path) -> bytes:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "a device or a pipe, not a file", str(path))
     return path.read_bytes()
+
+
+LARGEST_TOML = 2**20
+_DOTTED = re.compile(r"""(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """Settings in TOML. Python's parser takes room by the square of the parts of a key, and a hundred times
+    that of a file; what no settings need is refused before."""
+    if len(content) > LARGEST_TOML:
+        raise tomllib.TOMLDecodeError(f"{len(content)} bytes of settings; {LARGEST_TOML} are allowed")
+    text = content.decode("utf-8")
+    if _DOTTED.search(text):
+        raise tomllib.TOMLDecodeError("a key of more than 64 parts")
+    return tomllib.loads(text)
 
 
 def names_its_file(

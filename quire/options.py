@@ -158,6 +158,15 @@ class Train:
         check(good, "--train.precision", self.precision, "float32 or bfloat16")
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """What several processes share."""
+
+    shard: bool = False
+    """Split weights, gradients and the optimiser's state among the processes that train together, for models
+    that do not fit otherwise. Without it each has the whole model and its share of the rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
     """How many processes train together."""
@@ -165,6 +174,7 @@ class Parallel:
     nproc: int = 1
     """Processes on this machine that train together, each with a GPU of its own or with its share of the
     cores; the result is that of one. On several machines use torchrun."""
+    parallel: Sharing = field(default_factory=Sharing)
 
     def __post_init__(self) -> None:
         check_range(self, "--", nproc=">= 1")

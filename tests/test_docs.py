@@ -7,10 +7,21 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.running_docs import Step, blocks, check_step, missing_line, normal, run_document, steps
+from docs.generate import benchmarks, pictures
+from tests.running_docs import (
+    Step,
+    blocks,
+    check_step,
+    missing_line,
+    normal,
+    run_command,
+    run_document,
+    steps,
+)
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -106,6 +117,107 @@ build(config)
     assert "The printed form: error" in dense
     assert 'href="../api/functional/feedforward.html#' in dense
     assert 'id="quire.nn.attention.MultiHeadAttention"' in pages["api/nn.html"]
+
+
+def outcome(title: str, peers: dict[str, float], **more: Any) -> dict[str, Any]:
+    contestants = [
+        {"name": name, "seconds": value, "bytes": None, "absent": "" if value else "not installed"}
+        for name, value in ({"quire": 0.5} | peers).items()
+    ]
+    return {"title": title, "unit": "step", "limit": None, "bars": [], "contestants": contestants} | more
+
+
+def test_benchmarks_are_drawn_from_the_newest_results(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+
+    def write(name: str, **content: Any) -> None:
+        (results / f"{name}.json").write_text(
+            json.dumps({"format": 1, "machine": "A CPU, 2 cores\nx"} | content)
+        )
+
+    bar = {"of": "time", "at_most": 0.4, "at_least": None, "rival": "slow", "found": 0.5, "met": False}
+    alone = outcome("nobody beside it", {"missing": 0.0})
+    write("2026-01-01-sums-cpu", subject="sums", outcomes=[outcome("an older one", {"slow": 9.0})])
+    shown = outcome("sums of rows", {"slow": 1.0, "fast": 0.25}, limit=0.125, bars=[bar])
+    write("2026-01-02-sums-cpu", subject="sums", outcomes=[shown, alone])
+    write("2026-01-02-alone-cpu", subject="alone", outcomes=[alone])
+    points = {"quire": [{"size": n, "seconds": n / 1e6, "bytes": None} for n in (10, 100, 1000)]}
+    write(
+        "2026-01-02-growth-sums-cpu",
+        title="sums grow",
+        points=points,
+        variable="rows N",
+        order=1,
+        memory_order=1,
+    )
+    write("2026-01-02-growth-old-cpu", title="of an older form", points=points)
+    (results / "2026-01-02-growth-old-cpu.png").write_bytes(b"png")
+    made = benchmarks.pages(tmp_path)
+    page = str(made["benchmarks.md"])
+    first, second = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
+    drawn = [
+        "sums of rows",
+        "500 ms/step",
+        "2.00 ×, 1 s",
+        "0.50 ×, 250 ms",
+        "what the machine allows",
+        "bar, not met",
+    ]
+    for words in (*drawn, "slower than Quire", "faster than Quire"):
+        assert words in first, words
+    assert "an older one" not in page
+    assert "missing" not in first
+    assert "rows N" in second
+    assert "![of an older form](benchmarks/2026-01-02-growth-old-cpu.png)" in page
+    assert made["benchmarks/2026-01-02-growth-old-cpu.png"] == b"png"
+
+
+def test_bars_of_a_picture_stand_where_quire_would_meet_them() -> None:
+    """Quire takes 0.5 s; at most 0.4 of a rival's 1 s are 0.4 s, at least 4 steps a second are 0.25 s."""
+    half = {"of": "time", "at_most": 0.4, "at_least": None, "rival": "slow", "met": False}
+    rate = {"of": "rate", "at_most": None, "at_least": 4.0, "rival": None, "met": False}
+    given = outcome(
+        "sums", {"slow": 1.0}, bars=[half, rate, half | {"rival": "missing"}, half | {"of": "memory"}]
+    )
+    assert [place for place, _ in pictures.promised(given)] == pytest.approx([0.8, 0.5])
+
+
+@pytest.mark.slow
+def test_what_the_benchmark_page_shows_is_so() -> None:
+    page = str(benchmarks.pages(ROOT / "benchmarks")["benchmarks.md"])
+    commands = [step for block in blocks(page) if block.language == "console" for step in steps(block.text)]
+    assert commands
+    assert [check_step(step) for step in commands] == [None] * len(commands)
+    compared = set()
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        cases = json.loads(path.read_text(encoding="utf-8")).get("outcomes", [])
+        ran = [[one for one in case["contestants"] if not one["absent"]] for case in cases]
+        if any(len(some) > 1 and some[0]["name"] == case["contestants"][0]["name"]
+               for some, case in zip(ran, cases, strict=True)):  # fmt: skip
+            compared.add(path.stem[11:])
+    assert page.count('<figure class="drawn">') == len(compared)
+
+
+SENTENCES = sorted(
+    {
+        " ".join(command.split())
+        for path in DOCUMENTS
+        for command in re.findall(r"`quire ([^`]+)`", path.read_text(encoding="utf-8"))
+    }
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SENTENCES)
+def test_a_command_within_a_sentence_exists(command: str) -> None:
+    """It may name a file that is not there, and is not run; but its words and options are known."""
+    words = command.replace("…", "mlp").split()
+    depth = 2 if words[0] in ("train", "sheet", "adapter") else 1
+    code, printed = run_command(" ".join(["quire", *filter(str.isalnum, words[:depth]), "--help"]))
+    assert code == 0, printed
+    options = {word for word in words if word.startswith("--")} - {"--help"}
+    assert {option for option in options if not re.search(rf"{re.escape(option)}\b", printed)} == set()
 
 
 def test_the_two_commands_are_in_the_readme() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import re
 import sys
 from collections.abc import Collection
@@ -12,6 +11,7 @@ from functools import cache
 import quire.sheet  # noqa: F401  registers every entry
 from docs.generate.markup import fenced, inline, source
 from quire.board.formula import formula
+from quire.report.style import to_svg
 from quire.sheet.registry import ENTRIES, Entry, Verdict, locate
 
 Chapters = str | Collection[str]
@@ -59,10 +59,8 @@ def picture_path(entry: Entry) -> str:
 
 
 def picture(entry: Entry) -> bytes:
-    drawn = io.BytesIO()
     assert entry.picture is not None
-    entry.picture().savefig(drawn, format="svg")
-    return drawn.getvalue()
+    return to_svg(entry.picture()).encode()
 
 
 def overview(verdicts: dict[str, Verdict]) -> str:

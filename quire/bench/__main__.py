@@ -22,7 +22,7 @@ def main() -> int:
     for flag in ("list", "growth", "small", "json"):
         parser.add_argument(f"--{flag}", action="store_true")
     given = parser.parse_args()
-    if given.growth and given.save is None:
+    if given.growth and given.save is None and not given.list:
         parser.error("--growth needs --save FOLDER")
     request = Request(
         tuple(given.names), resolve_device(given.device), listing=given.list, growth=given.growth,

@@ -67,7 +67,11 @@ def save_growth(folder: Path, name: str, device: torch.device, found: Grown) -> 
     picture = io.BytesIO()
     draw(found, describe(device).splitlines()[0]).savefig(picture, format="png", dpi=120, facecolor="white")
     write_bytes(path, picture.getvalue())
-    numbers = {"format": 1, "title": found.growth.title, "machine": describe(device), "points": found.points}
+    grown = found.growth
+    numbers = {
+        "format": 1, "title": grown.title, "variable": grown.variable, "order": grown.order,
+        "memory_order": grown.memory_order, "machine": describe(device), "points": found.points,
+    }  # fmt: skip
     write_json(path.with_suffix(".json"), numbers)
     return path
 

@@ -39,7 +39,7 @@ def run(request: Request) -> int:
     if request.listing:
         width = max(map(len, known))
         for name in known:
-            print(f"{name:{width}}  {(SUBJECTS[name].__doc__ or '').splitlines()[0]}")
+            print(f"{name:{width}}  {(known[name].__doc__ or '').splitlines()[0]}")
         return 0
     chosen = {name: known[name] for name in request.names or known}
     if request.threads is not None:

@@ -24,6 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from quire.board import layout
 from quire.board.guard import DOCUMENT_POLICY, Guard
 from quire.board.instruments import INSTRUMENTS
 from quire.board.pages import compare, explain, instruments, listing, sheet
@@ -56,6 +57,11 @@ class Board:
         self._files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in KINDS}
         # One look for reports and board: what the board adds comes after what both have.
         self._files["board.css"] = CSS.encode() + self._files["board.css"]
+
+    def prepare(self) -> None:
+        """Whoever opens the list finds it read already, and curves are read quickly from the first on."""
+        self.runs.list()
+        layout.prepare()
 
     def close(self) -> None:
         self.formulas.close()
@@ -161,7 +167,9 @@ class Board:
                 expected="two runs or more",
                 fix="mark them in the list of runs",
             )
-        return HTMLResponse(compare.compare_page([(self.runs.summary(n), self.runs.run(n)) for n in names]))
+        shown = [(self.runs.summary(name), self.runs.glimpse(name)) for name in names]
+        self.runs.read_ahead(names)
+        return HTMLResponse(compare.compare_page(shown))
 
     def runs_now(self, request: Request) -> Response:
         """What the list shows of each run; nothing where it is as the asker knows it."""
@@ -174,8 +182,8 @@ class Board:
     def runs_moving(self, request: Request) -> Response:
         """How some runs stand: state, last value, how many points they have by now, and of which measures."""
         found = []
-        for name in chosen_runs(request):
-            metrics = self.runs.metrics(name)
+        names = chosen_runs(request)
+        for name, metrics in zip(names, self.runs.all_metrics(names), strict=True):
             now = listing.plain(self.runs.summary(name))
             found.append({**now, "points": metrics.points, "measures": list(metrics.series)})
         return JSONResponse({"runs": found})
@@ -187,8 +195,8 @@ class Board:
         return JSONResponse(curves(self.runs, names, given.get("measure", ""), given.get("split")))
 
     def diagnosis(self, request: Request) -> Response:
-        folder = self.runs.folder(request.query_params.get("run", ""))
-        return JSONResponse(self.doctor.ask("diagnose", folder=str(folder.resolve())))
+        folder = self.runs.whole(request.query_params.get("run", ""))
+        return JSONResponse(self.doctor.ask("diagnose", folder=str(folder)))
 
     # -- sheet, models, instruments --------------------------------------------------------------
 
@@ -219,14 +227,22 @@ class Board:
 
     def explain(self, request: Request) -> Response:
         given = request.query_params
-        model, shape = given.get("model", explain.START)[:80], given.get("input", "")[:80]
+        model, shape = given.get("model", explain.START)[:300], given.get("input", "")[:80]
         batch = int(given["batch"]) if re.fullmatch("[0-9]{1,6}", given.get("batch", "")) else explain.BATCH
         found: Mapping[str, Any] | QuireError
         try:
-            found = self.asked("explain", model=model, input=shape, batch=batch)
+            found = self.costs(model, shape, batch)
         except QuireError as error:
             found = error
-        return HTMLResponse(explain.explain_page(self.asked("models"), model, shape, batch, found))
+        names = [run.name for run in self.runs.list()[: explain.RUNS]]
+        return HTMLResponse(explain.explain_page(self.asked("models"), names, model, shape, batch, found))
+
+    def costs(self, model: str, shape: str, batch: int) -> Any:
+        """Of a model by its name, or of a run's, which may have changed since it was last asked for."""
+        if not model.startswith(explain.RUN):
+            return self.asked("explain", model=model, input=shape, batch=batch)
+        folder = self.runs.whole(model.removeprefix(explain.RUN))
+        return self.formulas.ask("explain_run", folder=str(folder), input=shape, batch=batch)
 
     def instrument(self, request: Request) -> Response:
         return HTMLResponse(instruments.instrument_page(INSTRUMENTS[request.path_params["name"]]))
@@ -319,8 +335,7 @@ def serve(folder: Path, port: int, told: Callable[[str], None] = print) -> None:
     """Answer until interrupted; `told` is given the address once."""
     made = Board(folder)
     with listening(port) as found:
-        # Whoever opens the list finds it read already.
-        threading.Thread(target=made.runs.list, daemon=True).start()
+        threading.Thread(target=made.prepare, daemon=True).start()
         told(f"http://127.0.0.1:{found.getsockname()[1]}/")
         try:
             uvicorn.Server(settings_of(made)).run(sockets=[found])

@@ -108,4 +108,5 @@ def diagnose(folder: str) -> dict[str, Any]:
 
 CALLS.register("models")(explain.models)
 CALLS.register("explain")(explain.costs)
+CALLS.register("explain_run")(explain.costs_of_run)
 CALLS.register("instrument")(instruments.answer)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from quire.doctor.costs.account import explain
-from quire.errors import InputError, unknown_name
-from quire.models import BUILDERS, MODELS, build_model
+from quire.errors import InputError
+from quire.models import BUILDERS, MODELS
+from quire.recipes.outlines import IMAGENET, USUAL, Shape, by_name, empty, of_run, read_shape
+from quire.runs import load
 
 BATCH = 1024
 NUMBERS = 1 << 28
 """Numbers that a batch may have: shapes alone cost nothing, but some models fall back on real ones."""
-
-INPUTS = {"lenet5": (1, 32, 32)} | {f"resnet{depth}": (3, 32, 32) for depth in (20, 32, 44, 56)}
-"""Of networks that were made for other images than ImageNet's."""
 
 
 def models() -> dict[str, list[str]]:
@@ -28,18 +25,39 @@ def models() -> dict[str, list[str]]:
 
 
 def costs(model: str, input: str, batch: int) -> dict[str, Any]:
-    """The table and the totals of `quire explain`, and the layers as numbers."""
+    """What a model of that name costs; its usual input where none is given."""
+    given, size = shapes(input), checked_batch(batch)
+    if not given and model in BUILDERS:
+        given = [Shape(USUAL.get(model, IMAGENET))]
+    built, inputs = by_name(model, given, size)
+    return described(built, inputs or ())
+
+
+def costs_of_run(folder: str, input: str, batch: int) -> dict[str, Any]:
+    """What the model of a run costs; with inputs as its data where none are given."""
+    given, size = shapes(input), checked_batch(batch)
+    run = load(Path(folder))
+    model, own = of_run(run.task, run.preparation, size, str(run.config["recipe"]))
+    return described(model, empty(given, model, size) if given else own)
+
+
+def checked_batch(batch: int) -> int:
     if not 1 <= batch <= BATCH:
         raise InputError(f"a batch of {batch}", expected=f"from 1 to {BATCH} samples")
-    built, example = build(model, shapes(input), batch)
-    found = explain(built, example)
+    return batch
+
+
+def described(model: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Any]:
+    """The table and the totals of `quire explain`, and the layers as numbers."""
+    check_size(inputs)
+    found = explain(model, inputs)
     columns, rows = found.table()
     return {
         "columns": columns,
         "rows": rows,
         "totals": found.totals(),
         "notes": list(found.notes),
-        "input": ["×".join(map(str, part.shape[1:])) for part in example],
+        "input": ["×".join(map(str, part.shape[1:])) for part in inputs if part.dim() > 1],
         "layers": [
             {
                 "name": layer.name,
@@ -53,45 +71,16 @@ def costs(model: str, input: str, batch: int) -> dict[str, Any]:
     }
 
 
-def shapes(text: str) -> list[tuple[int, ...]]:
+def shapes(text: str) -> list[Shape]:
     """ "3,224,224" is one input, "10; 12" are two; nothing where nothing was written."""
-    found = []
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        if not re.fullmatch(r"[0-9]{1,9}([,x×][0-9]{1,9}){0,5}", part):
-            raise InputError(
-                f"the input {part[:40]!r}",
-                expected="sizes of one sample",
-                fix="write 3,224,224, or 128 for tokens",
-            )
-        found.append(tuple(int(size) for size in re.split("[,x×]", part)))
-    return found
+    return [read_shape(part, "the input") for part in map(str.strip, text.split(";")) if part]
 
 
-def build(name: str, given: list[tuple[int, ...]], batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model without numbers, and inputs for it: those given, or those of its small example."""
-    if name not in BUILDERS and name not in MODELS:
-        raise unknown_name("model", name, {*BUILDERS, *MODELS})
-    with torch.device("meta"):
-        if name in BUILDERS:
-            model, example, words = BUILDERS[name](), None, 0
-            given = given or [INPUTS.get(name, (3, 224, 224))]
-        else:
-            known, config = MODELS[name], dict(MODELS[name].example.config)
-            if given:  # the example's other options belong to its own small input
-                bare = (
-                    f for f in fields(known.config) if f.default is MISSING and f.default_factory is MISSING
-                )
-                config = {field.name: config[field.name] for field in bare if field.name in config}
-            model, example = build_model({"model": name, **config}), known.example.input_shape
-            words = sum(name in config for name in ("vocab_size", "source_vocab", "target_vocab"))
-    sizes = given or [example or ()] * max(words, 1)
-    if max(math.prod(size) for size in sizes) * batch > NUMBERS:
+def check_size(inputs: Sequence[Tensor]) -> None:
+    largest = max(tensor.numel() for tensor in inputs)
+    if largest > NUMBERS:
         raise InputError(
-            f"inputs of {sizes[0]} in batches of {batch}", expected=f"at most {NUMBERS:,} numbers"
+            f"{largest:,} numbers in a batch",
+            expected=f"at most {NUMBERS:,}",
+            fix="take fewer samples in a step, or smaller ones",
         )
-    reads = words > 0 or any(isinstance(module, nn.Embedding) for module in model.modules())
-    kinds = [torch.int64 if reads and len(size) == 1 else torch.float32 for size in sizes]
-    return model, tuple(
-        torch.empty((batch, *size), dtype=kind, device="meta")
-        for size, kind in zip(sizes, kinds, strict=True)
-    )

@@ -14,16 +14,19 @@ from collections.abc import Iterator
 from itertools import chain
 from operator import itemgetter, lt
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from quire.board.layout import ENDS, columns, epoch_at, is_record
 from quire.errors import CheckpointError
-from quire.report.reading import DRAWABLE, FORMAT, Curve, real
+from quire.report.reading import DRAWABLE, Curve, real
 
 TAIL_BYTES = 1 << 12
 _LINES_AT_ONCE = 256
+_PIECE = 1 << 20
+"""Bytes that are taken in at once: what is made of them on the way is several times as large."""
 
 
 class Stamp(NamedTuple):
@@ -45,6 +48,14 @@ def stamp(path: Path) -> Stamp | None:
     return Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
+def is_folder(path: Path) -> bool:
+    """A folder itself, and no link to one."""
+    try:
+        return S_ISDIR(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 class Series:
     """One measure of one split."""
 
@@ -52,7 +63,7 @@ class Series:
         self.steps = array("q")
         self.values = array("d")
 
-    def extend(self, steps: array[int], values: list[Any]) -> None:
+    def extend(self, steps: array[int], values: list[Any] | array[float]) -> None:
         try:
             fresh = array("d", values)
         except (TypeError, OverflowError):
@@ -114,7 +125,33 @@ class Metrics:
         return True
 
     def _take(self, text: bytes) -> None:
-        for some in records(text, self.path):
+        start = lines = 0
+        while start < len(text):
+            end = text.rfind(b"\n", start, start + _PIECE) + 1 or text.index(b"\n", start) + 1
+            piece = text[start:end]
+            count = piece.count(b"\n")
+            if count <= 4 * ENDS or not self._take_columns(piece):
+                self._take_records(piece, lines)
+            start, lines = end, lines + count
+
+    def _take_columns(self, written: bytes) -> bool:
+        """Whether the text has the form that trainers write, and was taken in at once."""
+        try:
+            text = written.decode()
+        except UnicodeDecodeError:
+            return False
+        found = columns(text)
+        if found is None:
+            return False
+        for split, measure, steps, values in found:
+            self.series.setdefault(measure, {}).setdefault(split, Series()).extend(steps, values)
+        newest = max((column.steps[-1] for column in found), default=self.last_step)
+        if newest >= self.last_step:
+            self.last_step, self.last_epoch = newest, epoch_at(text, newest)
+        return True
+
+    def _take_records(self, text: bytes, before: int) -> None:
+        for some in records(text, self.path, before):
             by_split: dict[str, list[dict[str, Any]]] = {}
             for record in some:
                 by_split.setdefault(str(record.get("split", "train")), []).append(record)
@@ -140,18 +177,19 @@ def _alike(values: list[dict[str, Any]]) -> bool:
     return all(named.keys() == keys for named in values)
 
 
-def records(text: bytes, path: Path) -> Iterator[list[dict[str, Any]]]:
-    """The records of whole lines, many at once; CheckpointError for a line that is none."""
+def records(text: bytes, path: Path, before: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """The records of whole lines, many at once; CheckpointError for a line that is none. `before` is how many
+    lines were read already."""
     lines = [line for line in text.splitlines() if line.strip()]
     for start in range(0, len(lines), _LINES_AT_ONCE):
         some = lines[start : start + _LINES_AT_ONCE]
         try:
             found = json.loads(b"[" + b",".join(some) + b"]")
-            good = len(found) == len(some) and all(map(_is_record, found))
+            good = len(found) == len(some) and all(map(is_record, found))
         except (ValueError, RecursionError):
             good = False
         if not good:
-            number = start + 1 + next((i for i, line in enumerate(some) if not _reads(line)), 0)
+            number = before + start + 1 + next((i for i, line in enumerate(some) if not _reads(line)), 0)
             raise CheckpointError(
                 f"{path.parent.name}/{path.name} is damaged: line {number} of those read is no record",
                 expected="the file as the run wrote it",
@@ -160,35 +198,25 @@ def records(text: bytes, path: Path) -> Iterator[list[dict[str, Any]]]:
         yield found
 
 
-def _is_record(found: Any) -> bool:
-    return (
-        isinstance(found, dict)
-        and found.get("format") == FORMAT
-        and type(found.get("step")) is int
-        and abs(found["step"]) < 1 << 62
-        and isinstance(found.get("values"), dict)
-    )
-
-
 def _reads(line: bytes) -> bool:
     try:
-        return _is_record(json.loads(line))
+        return is_record(json.loads(line))
     except (ValueError, RecursionError):
         return False
 
 
-def last_values(path: Path) -> tuple[int, dict[str, dict[str, Curve]]]:
-    """The last step and the newest value of each measure, from the end of the file alone."""
+def last_values(path: Path, end: int = TAIL_BYTES) -> tuple[int, dict[str, dict[str, Curve]]]:
+    """The last step and the newest value of each measure, from the last `end` bytes of the file alone."""
     found: dict[str, dict[str, Curve]] = {}
     last = 0
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
+            file.seek(max(0, size - end))
             text = file.read()
     except OSError:
         return last, found
-    if size > TAIL_BYTES:
+    if size > end:
         text = text[text.find(b"\n") + 1 :]
     newest: dict[tuple[str, str], tuple[int, object]] = {}
     for record in chain.from_iterable(records(text[: text.rfind(b"\n") + 1], path)):

@@ -12,13 +12,15 @@ import time
 import tomllib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from quire.board.metrics import Metrics, Stamp, last_values, stamp
+from quire.board.metrics import Metrics, Stamp, is_folder, last_values, stamp
 from quire.errors import CheckpointError, InputError, QuireError, nearest
+from quire.files import parse_toml
 from quire.report import reading
 from quire.report.reading import TRAINER_VALUES, Curve, Run
 from quire.report.summary import Headline, headline
@@ -26,9 +28,11 @@ from quire.report.summary import Headline, headline
 TRAINING_SECONDS = 60.0
 """A run without a result that wrote within this time is taken to be training: a checkpoint is due every 20
 seconds, and each leaves a line in the log."""
-KEPT_POINTS = 4_000_000
+KEPT_POINTS = 2_000_000
 """Points of curves that stay in memory, 16 bytes each; beyond it the runs looked at longest ago go."""
 
+GLIMPSE = 1 << 16
+"""Bytes at the end of a run's metrics; a measure that is not in them is missed until its curve is read."""
 _FILES = ("config.toml", "metrics.jsonl", "result.json", "log.txt")
 _STATES = {"finished": "finished", "early": "stopped early", "converged": "converged"}
 
@@ -60,31 +64,44 @@ class Runs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._lock = threading.RLock()
+        self._reading = threading.RLock()
+        """Of curves, which takes longer: the list need not wait for them."""
         self._summaries: dict[str, tuple[tuple[Stamp | None, ...], Summary]] = {}
         self._metrics: OrderedDict[str, Metrics] = OrderedDict()
+        self._listed: set[str] = set()
 
     def names(self) -> list[str]:
+        return sorted(name for name in self._folders() if stamp(self.root / name / "config.toml"))
+
+    def _folders(self) -> set[str]:
         try:
             with os.scandir(self.root) as entries:
-                return sorted(
-                    entry.name
-                    for entry in entries
-                    if entry.is_dir(follow_symlinks=False) and stamp(self.root / entry.name / "config.toml")
-                )
+                self._listed = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
         except FileNotFoundError:
-            return []
+            self._listed = set()
+        return self._listed
 
     def folder(self, name: str) -> Path:
         """InputError where the folder lists no run of this name."""
-        try:
-            with os.scandir(self.root) as entries:
-                known = any(entry.name == name and entry.is_dir(follow_symlinks=False) for entry in entries)
-        except FileNotFoundError:
-            known = False
-        if not known or stamp(self.root / name / "config.toml") is None:
+        # What was listed once may have become something else; what was not may be new.
+        known = name in self._listed and is_folder(self.root / name)
+        if not (known or name in self._folders()) or stamp(self.root / name / "config.toml") is None:
             fix = nearest(name, self.names()) or "see the list of runs"
             raise InputError(f"no run '{name}'", expected="a run of the folder", fix=fix)
         return self.root / name
+
+    def whole(self, name: str) -> Path:
+        """A folder that others may read through: InputError where something in it is a link."""
+        folder = self.folder(name)
+        for above, folders, files in os.walk(folder):
+            for link in (Path(above) / each for each in (*folders, *files)):
+                if link.is_symlink():
+                    raise InputError(
+                        f"{link.relative_to(self.root)} is a symbolic link",
+                        expected="a run whose files lie in its own folder",
+                        fix="put the file itself there, or use the command line",
+                    )
+        return folder.resolve()
 
     # -- the list ------------------------------------------------------------------------------
 
@@ -99,9 +116,7 @@ class Runs:
 
     def summary(self, name: str) -> Summary:
         folder = self.root / name
-        stamps = tuple(
-            stamp(folder / file) for file in ("config.toml", "metrics.jsonl", "result.json", "log.txt")
-        )
+        stamps = tuple(stamp(folder / file) for file in _FILES)
         with self._lock:
             known = self._summaries.get(name)
             if known is not None and known[0] == stamps and _still(known[1]):
@@ -124,9 +139,30 @@ class Runs:
         }
         return Run(folder, config, result, curves, metrics.last_step, metrics.last_epoch)
 
+    def glimpse(self, name: str) -> Run:
+        """The same without reading the curves, of which it has the last points alone."""
+        folder = self.folder(name)
+        path = folder / "metrics.jsonl"
+        step, curves = last_values(path, GLIMPSE) if stamp(path) else (0, {})
+        return Run(folder, read_whole_config(folder), read_result(folder), curves, step)
+
+    def read_ahead(self, names: Sequence[str]) -> None:
+        """Read the curves that somebody will ask for next, while their page is on its way."""
+
+        def read() -> None:
+            with suppress(QuireError):  # whoever asks for them is told
+                self.all_metrics(names)
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def all_metrics(self, names: Sequence[str]) -> tuple[Metrics, ...]:
+        """Those of several runs at one go: askers that take turns run by run hold each other up."""
+        with self._reading:
+            return tuple(self.metrics(name) for name in names)
+
     def metrics(self, name: str) -> Metrics:
         folder = self.folder(name)
-        with self._lock:
+        with self._reading:
             found = self._metrics.get(name) or Metrics(folder / "metrics.jsonl")
             try:
                 found.read_on()
@@ -166,7 +202,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 def _config(text: bytes, folder: Path) -> dict[str, Any]:
     path = folder / "config.toml"
     try:
-        config = tomllib.loads(text.decode("utf-8"))
+        config = parse_toml(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise reading.damaged(path, str(error)) from error
     reading.check_format(path, config)

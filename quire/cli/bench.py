@@ -52,7 +52,7 @@ class BenchOptions:
             raise InputError(f"--data {self.data}: no such file", expected="a file", fix="check the path")
         if self.save is not None and self.save.exists() and not self.save.is_dir():
             raise InputError(f"--save {self.save} is a file", expected="a folder", fix="choose another name")
-        if self.growth and self.save is None:
+        if self.growth and self.save is None and not self.list:
             raise InputError(
                 "--growth without --save", expected="a folder for the picture", fix="add --save FOLDER"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Set
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from quire.cli.flags import Flag, Misfit, dashed, misfit, read
 from quire.errors import DataError, InputError, nearest
-from quire.files import read_file
+from quire.files import parse_toml, read_file
 
 # Where a run went and how it was shown is not what is repeated by its config.toml.
 NOT_REPEATED = ("out", "resume", "overwrite", "json", "quiet", "debug", "config")
@@ -40,7 +39,7 @@ def read_config(options: type, file: Path, recipe: str, given: Set[str]) -> tupl
 
 def load(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_file(file).decode("utf-8"))
+        return parse_toml(read_file(file))
     except FileNotFoundError:
         raise InputError(f"--config {file}: no such file", expected="a TOML file of options") from None
     except IsADirectoryError:

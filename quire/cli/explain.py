@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json as json_text
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,15 +15,15 @@ from quire.cli.objects import is_object, typed_object
 from quire.cli.parse import parse
 from quire.cli.paths import require_run
 from quire.cli.show import print_json, print_table
-from quire.errors import InputError, unknown_name
+from quire.errors import InputError
+from quire.recipes.outlines import by_name, empty, of_run, read_shape
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from quire.doctor.costs.budget import Fit
     from quire.doctor.costs.table import Costs
 
-TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
 SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
@@ -66,24 +66,12 @@ class ExplainOptions:
         if self.batch < 1:
             raise InputError(f"--batch {self.batch}", expected="at least 1", fix="--batch 32")
         for text in self.input:
-            parse_shape(text)
+            read_shape(text)
         for text in self.set:
             if "=" not in text:
                 raise InputError(f"--set {text}", expected="NAME=VALUE", fix="--set num_classes=10")
         if self.memory is not None:
             parse_memory(self.memory)
-
-
-def parse_shape(text: str) -> tuple[tuple[int, ...], str]:
-    """Sizes and the name of a type, empty without one."""
-    sizes, _, kind = text.partition(":")
-    if not re.fullmatch(r"\d+([,x]\d+)*|", sizes) or (kind and kind not in TYPES):
-        raise InputError(
-            f"--input {text}",
-            expected=f"sizes of one sample, then perhaps one of {', '.join(TYPES)}",
-            fix="--input 3,224,224 or --input 128:int64",
-        )
-    return tuple(int(size) for size in re.split("[,x]", sizes) if size), kind
 
 
 def parse_memory(text: str) -> int:
@@ -96,12 +84,11 @@ def parse_memory(text: str) -> int:
 
 def main(words: Sequence[str]) -> int:
     options = parse(ExplainOptions, words, prog="quire explain")
-    model, example = find(options)
+    model, inputs = find(options)
     from quire.doctor.costs.account import explain
     from quire.doctor.costs.budget import largest_batch
     from quire.doctor.costs.machine import measure_machine
 
-    inputs = given_inputs(options, model) if options.input else example
     if inputs is None:
         raise InputError(
             f"no shape of an input for {options.model}",
@@ -149,15 +136,18 @@ def as_plain(options: ExplainOptions, costs: Costs, fit: Fit | None) -> dict[str
 
 
 def find(options: ExplainOptions) -> tuple[nn.Module, Any]:
-    """The model, and inputs of its own where it has some."""
-    word = options.model
+    """The model, and the inputs given or its own; None where there are neither."""
+    word, given = options.model, [read_shape(text) for text in options.input]
     if is_object(word):
         refuse_options(options)
-        return from_object(word), None
+        model = from_object(word)
+        return model, empty(given, model, options.batch) if given else None
     if Path(word).is_dir() or "/" in word:
         refuse_options(options)
-        return from_run(Path(word), options.batch)
-    return from_name(word, options)
+        model, own = from_run(Path(word), options.batch)
+        return model, empty(given, model, options.batch) if given else own
+    named = {name: read_value(value) for name, _, value in (text.partition("=") for text in options.set)}
+    return by_name(word, given, options.batch, named)
 
 
 def refuse_options(options: ExplainOptions) -> None:
@@ -183,36 +173,6 @@ def from_object(word: str) -> nn.Module:
     return made
 
 
-def from_name(word: str, options: ExplainOptions) -> tuple[nn.Module, Any]:
-    import torch
-
-    from quire.models import BUILDERS, MODELS, build_model
-
-    given = {name: read_value(value) for name, _, value in (text.partition("=") for text in options.set)}
-    if word not in BUILDERS and word not in MODELS:
-        raise unknown_name("model", word, {*BUILDERS, *MODELS})
-    with torch.device("meta"):  # shapes are all that counts
-        if word in BUILDERS:
-            return BUILDERS[word](**given), None
-        example, config = MODELS[word].example, dict(MODELS[word].example.config)
-        if options.input:  # the example's other options belong to its own small input
-            config = {field.name: config[field.name] for field in required(MODELS[word].config, config)}
-        config |= given
-        model = build_model({"model": word, **config})
-    vocabularies = [name for name in ("vocab_size", "source_vocab", "target_vocab") if name in config]
-    dtype = torch.int64 if vocabularies else torch.float32
-    shape = (options.batch, *example.input_shape)
-    parts = max(len(vocabularies), 1)
-    return model, tuple(torch.empty(shape, dtype=dtype, device="meta") for _ in range(parts))
-
-
-def required(config: type[Any], known: Mapping[str, Any]) -> Iterator[Field[Any]]:
-    """Fields without a default that have a known value."""
-    for field in fields(config):
-        if field.default is MISSING and field.default_factory is MISSING and field.name in known:
-            yield field
-
-
 def read_value(text: str) -> Any:
     """A JSON value, or the word itself."""
     try:
@@ -223,35 +183,7 @@ def read_value(text: str) -> Any:
 
 def from_run(folder: Path, batch: int) -> tuple[nn.Module, Any]:
     require_run(folder)
-    from torch import nn
-
-    from quire.data.images import ImagePreparation
-    from quire.data.preparation import Preparation
-    from quire.export import sample_inputs
     from quire.runs import load
 
     run = load(folder)
-    model = getattr(run.task, "model", None)
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"a run of '{run.config['recipe']}' has no single network",
-            expected="a run with one model",
-            fix="name one of its networks: quire explain NAME",
-        )
-    sample = sample_inputs(run, batch)
-    if isinstance(run.preparation, Preparation):
-        sample = run.preparation.module()(sample)
-    return model, sample.float() if isinstance(run.preparation, ImagePreparation) else sample
-
-
-def given_inputs(options: ExplainOptions, model: nn.Module) -> tuple[Tensor, ...]:
-    import torch
-    from torch import nn
-
-    reads = any(isinstance(module, nn.Embedding) for module in model.modules())
-    inputs = []
-    for text in options.input:
-        sizes, kind = parse_shape(text)
-        kind = kind or ("int64" if reads and len(sizes) == 1 else "float32")
-        inputs.append(torch.empty((options.batch, *sizes), dtype=getattr(torch, kind), device="meta"))
-    return tuple(inputs)
+    return of_run(run.task, run.preparation, batch, str(run.config["recipe"]))

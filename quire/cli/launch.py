@@ -26,6 +26,10 @@ GRACE = 8.0
 URGED = 4.0
 """Seconds after which a process that was told to end is killed."""
 POLL = 0.05
+SAYING = (1, 2)
+"""Codes that a process ends with which has said why."""
+LOST = "lost touch with another"
+"""What a process says that failed because another did."""
 SAID = 2000
 """Characters of what a failed process said that are shown."""
 
@@ -35,6 +39,8 @@ class _Process:
         self, command: Sequence[str], number: int, folder: Path, environment: dict[str, str]
     ) -> None:
         self.number = number
+        self.told = 0
+        """Signals that were passed on to it."""
         self.said: IO[bytes] | None = (folder / f"{number}").open("w+b") if number else None
         self.running = subprocess.Popen(
             command,
@@ -52,6 +58,12 @@ class _Process:
     def send(self, number: int) -> None:
         if self.code is None:
             self.running.send_signal(number)
+
+    def tell(self, numbers: Sequence[int]) -> None:
+        """Each of these signals once, also those that came before it was there."""
+        while self.told < len(numbers):
+            self.told += 1
+            self.send(numbers[self.told - 1])
 
     def words(self) -> str:
         """Its last error, where it told of one."""
@@ -73,22 +85,20 @@ class _Process:
 
 
 class _Signals:
-    """Signals to this process, passed on to all that it has started."""
+    """Signals to this process, to be passed on to all that it has started."""
 
     def __init__(self) -> None:
         self.started: list[_Process] = []
-        self.times, self.last = 0, 0
+        self.numbers: list[int] = []
 
-    def _pass_on(self, number: int, frame: object) -> None:
-        self.times, self.last = self.times + 1, number
-        for process in self.started:
-            process.send(number)
+    def _note(self, number: int, frame: object) -> None:
+        self.numbers.append(number)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-        old = {number: signal.signal(number, self._pass_on) for number in numbers}
+        old = {number: signal.signal(number, self._note) for number in numbers}
         try:
             yield
         finally:
@@ -109,7 +119,8 @@ def launch(commands: Sequence[Sequence[str]]) -> int:
                 for number, command in enumerate(commands):
                     signals.started.append(_Process(command, number, Path(folder), environment))
                 failed = _wait(signals)
-            return 128 + signals.last if signals.times > 1 else _outcome(signals.started, failed)
+            twice = len(signals.numbers) > 1
+            return 128 + signals.numbers[-1] if twice else _outcome(signals.started, failed)
         finally:
             for process in signals.started:
                 process.close()
@@ -121,15 +132,23 @@ def _wait(signals: _Signals) -> _Process | None:
     end: float | None = None
     urged = False
     while any(process.code is None for process in signals.started):
-        failed = failed or next((p for p in signals.started if p.code), None)
-        if end is None and (failed or signals.times > 1):
+        for process in signals.started:
+            process.tell(signals.numbers)
+        failed = failed or _failed_first(signals.started)
+        if end is None and (failed or len(signals.numbers) > 1):
             end = time.monotonic() + (GRACE if failed else URGED)
         if end is not None and time.monotonic() > end:
             for process in signals.started:
                 process.send(signal.SIGKILL if urged else signal.SIGTERM)
             end, urged = time.monotonic() + URGED, True
         time.sleep(POLL)
-    return failed or next((p for p in signals.started if p.code), None)
+    return failed or _failed_first(signals.started)
+
+
+def _failed_first(started: list[_Process]) -> _Process | None:
+    """Of those that are seen to have failed at once, one that did not fail for the loss of another."""
+    failed = [process for process in started if process.code]
+    return min(failed, key=lambda p: (p.code == 1, p.number == 0 or LOST in p.words()), default=None)
 
 
 def _outcome(started: list[_Process], failed: _Process | None) -> int:
@@ -143,7 +162,8 @@ def _outcome(started: list[_Process], failed: _Process | None) -> int:
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return code
     words = failed.words()
-    if code > 0 and started[0].code == code and not words:
+    alone = failed.number == 0 and (code not in SAYING or any(LOST in p.words() for p in started))
+    if code > 0 and started[0].code == code and not words and not alone:
         return code  # the first process has said why, and the others failed alike
     what = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {words or f'code {code}'}"
     raise _Failed(f"process {failed.number} of {len(started)} {what}", code if code > 0 else 1)

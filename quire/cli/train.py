@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
         require_file(options.data)
     if member is None and parsed.nproc > 1:
         return start(parsed.nproc, words)
-    outcome = run(recipe, options, words, member)
+    outcome = run(recipe, options, words, member, shard=parsed.parallel.shard)
     if outcome is not None:
         print_outcome(recipe, options, outcome)
     return 0
@@ -88,7 +88,9 @@ def _started_as(words: Sequence[str]) -> Member:
     return Member(number, count, number, count, meeting)
 
 
-def run(recipe: Recipe, options: RunOptions, words: Sequence[str], member: Member | None) -> Outcome | None:
+def run(
+    recipe: Recipe, options: RunOptions, words: Sequence[str], member: Member | None, *, shard: bool = False
+) -> Outcome | None:
     """Train; the outcome in the process that tells the user of it."""
     from quire.recipes.execute import execute
     from quire.train.processes import join, membership
@@ -99,14 +101,14 @@ def run(recipe: Recipe, options: RunOptions, words: Sequence[str], member: Membe
     aside = contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()
     with aside:
         if member is None:
-            return execute(recipe, options, command=command)
+            return execute(recipe, options, command=command, shard=shard)
         device = own_device(options.device, member)
         options = dataclasses.replace(options, device=device)
         try:
             import torch
 
             with join(torch.device(device), member):
-                outcome = execute(recipe, options, command=command)
+                outcome = execute(recipe, options, command=command, shard=shard)
         except QuireError as error:
             interrupted = error.exit_code > 128 and member.number > 0
             if interrupted or getattr(error, "said_elsewhere", False):

@@ -10,6 +10,7 @@ from typing import IO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from quire.data.table import (
@@ -17,6 +18,7 @@ from quire.data.table import (
     arrow_column,
     check_lengths,
     check_names,
+    in_columns,
     make_table,
     numbered,
     split_columns,
@@ -24,28 +26,78 @@ from quire.data.table import (
 from quire.errors import DataError
 from quire.files import PACKED, is_bomb
 
+OFFSET = 4
+"""Bytes that a text takes besides its characters, and a missing one alone."""
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 def read_parquet(path: Path) -> Table:
     """A Parquet file; an index that pandas wrote beside the columns is left out."""
     try:
-        file = parquet.ParquetFile(path)
-        # By the types of its columns: how well constant columns are packed is not known before.
-        width = sum(getattr(field.type, "byte_width", 8) for field in file.schema_arrow if _is_plain(field))
-        if is_bomb(path, file.metadata.num_rows * width):
-            raise _bomb(path, file.metadata.num_rows * width)
-        data = file.read()
-    except (pa.ArrowException, OSError, MemoryError) as error:
-        reason = str(error).splitlines()[0]
+        plain = parquet.ParquetFile(path)
+        _check_flat(path, plain.schema_arrow)
+        room = _room(plain)
+        if is_bomb(path, room):
+            raise _bomb(path, room)
+        # A text that is written once may stand in any number of rows: they are numbers until it is known
+        # what they will take.
+        texts = {field.name: field.type for field in plain.schema_arrow if _is_text(field.type)}
+        data = parquet.ParquetFile(path, read_dictionary=[*texts]).read()
+        room += sum(_characters(column) for column in data.columns)
+        if is_bomb(path, room):
+            raise _bomb(path, room)
+    except DataError:
+        raise
+    except Exception as error:  # Arrow's own, and those of names that are no text
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"not a readable Parquet file ({reason})", path=path) from None
     check_names(data.column_names, str(path))
     columns = {
-        name: column
+        name: column.cast(texts[name]) if pa.types.is_dictionary(column.type) and name in texts else column
         for name, column in zip(data.column_names, data.columns, strict=True)
         if not PANDAS_INDEX.fullmatch(name)
     }
     return make_table(columns, str(path))
+
+
+def _room(file: parquet.ParquetFile) -> int:
+    """Bytes of the columns in memory by what the file says, but for the characters of texts that stand in
+    many rows. How well constant columns are packed is not known before."""
+    metadata, width = file.metadata, 0
+    for field in file.schema_arrow:
+        plain = pa.types.is_primitive(field.type) and not pa.types.is_boolean(field.type)
+        width += field.type.byte_width if plain else 1 if pa.types.is_boolean(field.type) else OFFSET
+    # What single columns say is left alone: Arrow ends the process where that is damaged.
+    stored = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return int(max(metadata.num_rows * width, stored))
+
+
+def _check_flat(path: Path, schema: pa.Schema) -> None:
+    """Refuse lists and the like before they are read: how many values they have is not known before."""
+    for field in schema:
+        if pa.types.is_nested(field.type):
+            raise DataError(
+                f"values of type {field.type}",
+                path=path,
+                column=field.name,
+                expected="one number, boolean, text or date in each cell",
+                fix="leave the column out of the file, or write a column for each of its parts",
+            )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary))
+
+
+def _characters(column: pa.ChunkedArray) -> int:
+    """Bytes of texts that are kept once, if each row had its own."""
+    if not pa.types.is_dictionary(column.type) or not _is_text(column.type.value_type):
+        return 0
+    lengths = (
+        compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices), min_count=0).as_py()
+        for chunk in column.chunks
+    )
+    return sum(lengths)
 
 
 def read_numpy(path: Path) -> Table:
@@ -79,7 +131,7 @@ def read_numpy(path: Path) -> Table:
         elif key is None:
             if array.ndim == 0:
                 raise DataError("a single value", path=path, expected="rows and columns")
-            flat = array.reshape(len(array), -1)
+            flat = in_columns(array, str(path))
             names = numbered("column", flat.shape[1])
             columns |= {name: arrow_column(flat[:, i], name, str(path)) for i, name in enumerate(names)}
         else:
@@ -110,10 +162,6 @@ def _check_header(file: IO[bytes], size: int) -> None:
     shape, _, dtype = read(file)
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > size:
         raise ValueError(f"its header says {shape} of {dtype}, which is more than the file holds")
-
-
-def _is_plain(field: pa.Field) -> bool:
-    return pa.types.is_primitive(field.type) and not pa.types.is_boolean(field.type)
 
 
 def _bomb(path: Path, unpacked: int) -> DataError:

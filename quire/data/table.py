@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from quire.errors import DataError
+
+MOST_COLUMNS = 2**18
+"""Each takes a few hundred bytes besides its values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +104,35 @@ def arrow_column(values: Any, name: str, source: str) -> pa.Array:
             expected="numbers, booleans, text or dates",
             fix="convert the column, or leave it out",
         )
+    if array.ndim != 1:
+        raise DataError(
+            f"cells of shape {array.shape[1:]}", path=source, column=name, expected="one value in each cell"
+        )
     if array.dtype == np.float16:
         array = array.astype(np.float32)
     if array.dtype.kind == "M":
         array = array.astype("datetime64[us]")
-    return pa.array(array)
+    try:
+        return pa.array(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except (pa.ArrowException, ValueError) as error:  # bytes that are no characters
+        raise DataError(
+            f"values that cannot be read ({error})",
+            path=source,
+            column=name,
+            expected="numbers, booleans, text or dates",
+        ) from None
+
+
+def in_columns(array: np.ndarray, source: str) -> np.ndarray:
+    """(N, C): the parts of each row side by side."""
+    columns = math.prod(array.shape[1:])
+    if len(array) == 0 or columns > MOST_COLUMNS:
+        raise DataError(
+            f"{len(array)} rows of {columns} columns",
+            path=source,
+            expected=f"at least one row, and at most {MOST_COLUMNS} columns",
+        )
+    return array.reshape(len(array), columns)
 
 
 def table_from_arrays(
@@ -138,7 +166,7 @@ def split_columns(name: str, values: Any, source: str) -> dict[str, pa.Array]:
         raise DataError("a single value", path=source, column=name, expected="one value per row")
     if array.ndim == 1:
         return {name: arrow_column(array, name, source)}
-    flat = array.reshape(len(array), -1)
+    flat = in_columns(array, source)
     return {
         part: arrow_column(flat[:, i], part, source) for i, part in enumerate(numbered(name, flat.shape[1]))
     }

@@ -15,13 +15,14 @@ k-means++: Arthur and Vassilvitskii, "k-means++: the advantages of careful seedi
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.errors import InputError
 from quire.functional.nearest import nearest_centres, pieces
+from quire.kernels import Backend, refusal
 
 
 class Farthest(NamedTuple):
@@ -45,6 +46,15 @@ def centre_update(sums: Tensor, counts: Tensor) -> Tensor:
     means = sums / counts.unsqueeze(-1)
     largest = counts.argmax(-1, keepdim=True).unsqueeze(-1).expand(*sums.shape[:-2], 1, sums.shape[-1])
     return torch.where(counts.unsqueeze(-1) > 0, means, means.gather(-2, largest))
+
+
+def step_at_once(sums: Tensor, counts: Tensor, *, backend: Backend, **state: Any) -> Tensor | None:
+    """`quire.kernels.lloyd.advance`, a whole update in two launches, or None where it cannot run."""
+    if backend == "torch" or not sums.is_cuda or refusal(sums[:0].float()):
+        return None
+    from quire.kernels.lloyd import advance
+
+    return advance(sums, counts, **state)
 
 
 def inertia(rows: Tensor, centres: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:

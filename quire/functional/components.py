@@ -30,6 +30,7 @@ from torch import Tensor
 from quire.errors import InputError
 from quire.functional.scatter import HEAD_ROWS, View, first_view, moments, power_sums, share_lost, slab_rows
 from quire.functional.threads import one_thread
+from quire.kernels import refusal
 
 # Up to this size, sums are worth a copy to the CPU.
 SMALL = 1024
@@ -40,6 +41,10 @@ CHECKS = ("error", "checked", "checked_columns")
 ACCURACY = {torch.float64: 1e-7, torch.float32: 1e-3}
 # Estimates of what is lost are multiplied by this, to be on the safe side.
 ROOM = 4.0
+# Of matrices of such sizes, so few leading eigenpairs are looked for among so many filtered directions.
+LEAST_FILTERED, MOST_FILTERED, FILTERED_LINES, EXTRA_LINES = 65, 256, 32, 16
+# What of an eigenvalue may be left of Av − λv: float32's rounding. λ itself is then known to its square.
+FOUND = 2.0**-23
 
 
 def rounding(precision: torch.dtype) -> float:
@@ -88,6 +93,10 @@ def leading_eigenpairs(matrix: Tensor, k: int | None = None) -> tuple[Tensor, Te
     return values.flip(0)[:k], vectors.mT.flip(0)[:k]
 
 
+def _leading(matrix: Tensor, k: int) -> dict[str, Tensor]:
+    return dict(zip(("values", "vectors"), leading_eigenpairs(matrix, k), strict=True))
+
+
 def _eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Rising, with vectors as columns; not numbers for a matrix that is not finite."""
     try:
@@ -100,6 +109,39 @@ def _eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
     except torch.linalg.LinAlgError:
         pass
     return torch.full_like(matrix[0], torch.nan), torch.full_like(matrix, torch.nan)
+
+
+def filtered(matrix: Tensor, k: int) -> dict[str, Tensor]:
+    """A basis in which the k largest eigenpairs of a positive semidefinite matrix can be looked for, on a GPU
+    and without waiting for it; {} where that is not worth it."""
+    small = LEAST_FILTERED <= len(matrix) <= MOST_FILTERED and k + EXTRA_LINES <= FILTERED_LINES
+    if not small or not matrix.is_cuda or refusal(matrix[:0].float()):
+        return {}
+    from quire.kernels.eigen import filtered as kernel
+
+    return kernel(matrix, FILTERED_LINES)
+
+
+def pairs_in_basis(basis: Tensor, image: Tensor, bound: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+    """The k largest eigenvalues λ of A, falling, and their vectors v as rows, from orthonormal rows Q (L, D),
+    Q A and the bound that Q was filtered by; None if they are not found within Q.
+
+    Found means ‖Av − λv‖ ≤ FOUND·λ and λ > bound. An eigenvalue that is larger than one that was found has
+    grown more in the filter, so it is not missed unless the random rows that Q began with had nothing of its
+    vector: all L of them less than rounding's share of it.
+    """
+    rows, images = basis.numpy(), image.numpy()
+    small = images @ rows.T
+    if not np.isfinite(small).all():
+        return None
+    values, turn = np.linalg.eigh((small + small.T) / 2)
+    values, turn = values[::-1][:k], turn.T[::-1][:k]
+    vectors = turn @ rows
+    rest = np.sqrt(np.square(turn @ images - values[:, None] * vectors).sum(1))
+    askew = np.abs(vectors @ vectors.T - np.eye(k)).max()
+    if not ((rest <= FOUND * values).all() and askew <= FOUND**2 + 1e-12 and values[-1] > float(bound)):
+        return None
+    return torch.from_numpy(values.copy()), torch.from_numpy(vectors)
 
 
 def beside(**parts: Tensor) -> dict[str, Tensor]:
@@ -130,12 +172,18 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, le
     checks = {name: sums[name] for name in CHECKS if name in sums}
     if "error" in checks:  # before a GPU is waited for
         checks["error"] = torch.linalg.norm(checks["error"])
-    values, vectors = _eigenpairs(torch.addr(gram, total, total / count, alpha=-1))
+    centred = torch.addr(gram, total, total / count, alpha=-1)
+    single = view.precision != torch.float64 and view.scale is None and not left
+    found = filtered(centred, k) if single else {}
     known = beside(
-        values=values[-k:], vectors=vectors[:, -k:], count=count, total=total, diagonal=gram.diagonal(),
+        **(found or _leading(centred, k)), count=count, total=total, diagonal=gram.diagonal(),
         shift=view.shift, **checks,
     )  # fmt: skip
-    values, vectors = known.pop("values").flip(0), known.pop("vectors").mT.flip(0)
+    if found:
+        quick = pairs_in_basis(known.pop("basis"), known.pop("image"), known.pop("bound"), k)
+        values, vectors = quick or beside(**_leading(centred, k)).values()
+    else:
+        values, vectors = known.pop("values"), known.pop("vectors")
     count, total, shift = known["count"], known["total"], known.pop("shift")
     view = view._replace(shift=shift).to(values.device)
     inverse: Tensor | None = None

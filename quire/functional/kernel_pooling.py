@@ -34,6 +34,7 @@ from quire.functional.streaming import (
     block_size,
     check_backend,
     flattened,
+    shared_batch,
     slices,
     streamed_pooling,
 )
@@ -80,9 +81,10 @@ def gaussian_pooling(
     `width` is one number, or one for each dimension (D,); it may be learned. `weights` (…, M) are
     factors of the keys. `exclude_self` leaves key n out for query n. Extra memory is O((N + M)·D).
 
-    backend="triton" is a kernel for CUDA, for data within 64 widths of the keys' mean; weights are right to
-    10⁻⁶ for queries among the keys, to about 10⁻⁷·½x² for one that is x widths from the nearest. "auto" takes
-    it for large inputs. "torch" computes scores in float64.
+    backend="triton" is a kernel for CUDA, for data within 64 widths of the keys' mean (any, where V is 1 and
+    nothing is learned: then it does not wait for the device either); weights are right to 10⁻⁶ for queries
+    among the keys, to about 10⁻⁷·½x² for one that is x widths from the nearest. "auto" takes it for large
+    inputs. "torch" computes scores in float64.
     """
     check_backend(backend)
     check_widths("gaussian_pooling", query, key)
@@ -192,18 +194,25 @@ def _gaussian_kernel(
 ) -> Tensor | None:
     """By Triton, or None where queries and keys are spread too wide for float32."""
     from quire.kernels.gaussian import LARGEST, gaussian_pooling
-    from quire.kernels.halves import plan
+    from quire.kernels.halves import measure
 
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    batch = shared_batch(query, key, value)
     queries, keys = query.shape[-2], key.shape[-2]
     rule = MaskRule.of((*batch, queries, keys), lengths=lengths, causal=causal, exclude_self=exclude_self)
     places, others, values = flattened(batch, query, key, value)
-    scale = torch.as_tensor(width, dtype=torch.float32, device=query.device).reciprocal()
-    scale = scale.expand(query.shape[-1]).contiguous()
-    known = plan(places, others, values, scale)
-    if not known.radius <= LARGEST:
-        return None
+    if isinstance(width, Tensor):
+        scale = width.to(query.device, torch.float32).reciprocal().expand(query.shape[-1]).contiguous()
+    else:
+        scale = torch.full(query.shape[-1:], 1 / width, device=query.device)
     factor = None if weights is None else weights.float().log().expand(*batch, keys).reshape(-1, keys)
+    extent = measure(places, others, values, scale, factor)
+    known = None
+    given = (places, others, values, scale, factor)
+    learned = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    if learned or value.shape[-1] > 1:
+        known = extent.read()
+        if not known.radius <= LARGEST:
+            return None
     limit = None
     if rule.lengths is not None:
         limit = rule.lengths[..., 0].expand(*batch, queries)
@@ -212,7 +221,7 @@ def _gaussian_kernel(
         limit = last.expand(*batch, queries) if limit is None else torch.minimum(limit, last)
     if limit is not None:
         limit = limit.reshape(-1, queries).to(torch.int32).contiguous()
-    pooled = gaussian_pooling(places, others, values, scale, factor, limit, exclude_self, known)
+    pooled = gaussian_pooling(places, others, values, scale, factor, limit, exclude_self, extent, known)
     return pooled.view(*batch, *pooled.shape[-2:]).to(value.dtype)
 
 
@@ -279,7 +288,7 @@ def _squared(query: Tensor, key: Tensor, width: float | Tensor) -> Tensor:
 
 
 def _check_positive(width: float | Tensor, weights: Tensor | None) -> None:
-    if not bool((torch.as_tensor(width) > 0).all()):
+    if not (bool((width > 0).all()) if isinstance(width, Tensor) else width > 0):
         raise InputError(f"a kernel of width {width!r}", expected="a number > 0")
     if weights is not None and not bool((weights > 0).all()):
         raise InputError(

@@ -30,7 +30,7 @@ from quire.functional.losses import IGNORE_INDEX
 from quire.functional.reduction import mean_of
 from quire.kernels import refusal
 
-CHUNK_NUMBERS = {"cuda": 5 * 2**24, "cpu": 2**23}
+CHUNK_NUMBERS = {"cuda": 11 * 2**23, "cpu": 2**23}
 """R·V unless `chunk` says otherwise. Each chunk reads and writes all of ∂/∂W, which takes as long as the
 products of a few rows on a CPU and of some 200 on an H200; chunks of ten times as many make that small."""
 
@@ -136,14 +136,15 @@ def _losses_and_gradients(
     rows, weight, bias, target, ignore_index, chunk, product = arguments
     wide = torch.promote_types(product, torch.float32)
     counted = target != ignore_index
-    target = target.masked_fill(~counted, 0).unsqueeze(1)
-    # A row of zeros adds nothing to ∂/∂W, so that nobody has to pass over the chunk's N·V numbers for it.
-    rows = rows.to(product).masked_fill(~counted.unsqueeze(1), 0)
+    rows, matrix = rows.to(product), weight.to(product)
     classes = len(weight)
-    in_place = _kernel(weight.to(product)[:1]) if any(needed) and bias is None else None
-    matrix = weight.to(product)
+    in_place = _kernel(matrix[:1]) if any(needed) and bias is None else None
+    if in_place is None:
+        # A row of zeros adds nothing to ∂/∂W, so that nobody has to pass over the chunk's N·V numbers for it.
+        rows = rows.masked_fill(~counted.unsqueeze(1), 0)
+        target = target.masked_fill(~counted, 0)
     if in_place is not None and classes % ALIGNED:
-        # A class of zeros has a logit of 0, which nobody touches, and so adds nothing to any product.
+        # A class of zeros has a surplus of 0, and so adds nothing to any product.
         matrix = torch.nn.functional.pad(matrix, (0, 0, 0, -classes % ALIGNED))
     shift = None if bias is None else bias.to(product)
     losses = torch.empty(len(rows), dtype=wide, device=rows.device)
@@ -152,12 +153,13 @@ def _losses_and_gradients(
     of_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
     for start in range(0, len(rows), chunk):
         part = slice(start, start + chunk)
-        some, label = rows[part], target[part]
+        some = rows[part]
         logits = some @ matrix.t() if shift is None else torch.addmm(shift, some, matrix.t())
         if in_place is not None:
-            losses[part] = in_place(logits[:, :classes], label.squeeze(1))
+            losses[part] = in_place(logits, target[part], classes, ignore_index)
             surplus = logits
         else:
+            label = target[part].unsqueeze(1)
             log_probability = logits.log_softmax(1, dtype=wide)
             losses[part] = -log_probability.gather(1, label).squeeze(1)
             if not any(needed):
@@ -196,18 +198,31 @@ def _added(total: Tensor | None, surplus: Tensor, some: Tensor, wide: torch.dtyp
         total = torch.zeros(surplus.shape[1], some.shape[1], dtype=wide, device=some.device)
     if wide == surplus.dtype:
         return total.addmm_(surplus.t(), some)
-    if total.is_cuda and not torch.compiler.is_compiling():
-        return torch.addmm(total, surplus.t(), some, out_dtype=wide, out=total)
-    return total.add_(surplus.t() @ some)
+    if not total.is_cuda:
+        return total.add_(surplus.t() @ some)
+    add_product_(total, surplus, some)
+    return total
 
 
-def _kernel(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
+@torch.library.custom_op("quire::add_product_", mutates_args=("total",))
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += leftᵀ right, rounded to the type of `total` alone. PyTorch's compiler would round the product
+    to the narrow type, write it, and add it in a second pass."""
+    torch.addmm(total, left.t(), right, out_dtype=total.dtype, out=total)
+
+
+@add_product_.register_fake
+def _(total: Tensor, left: Tensor, right: Tensor) -> None:
+    return None
+
+
+def _kernel(matrix: Tensor) -> Callable[[Tensor, Tensor, int, int], Tensor] | None:
     """The kernel that makes a chunk's surplus in one pass, where it can run."""
     if refusal(matrix):
         return None
     from quire.kernels.surplus import surplus_
 
-    return cast(Callable[[Tensor, Tensor], Tensor], surplus_)
+    return cast(Callable[[Tensor, Tensor, int, int], Tensor], surplus_)
 
 
 def _check(

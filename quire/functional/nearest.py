@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from quire.errors import InputError
 from quire.functional.tally import Tally, Workspace, differing, spans
 from quire.functional.threads import one_thread, together
 from quire.kernels import Backend, refusal, use_triton
+
+if TYPE_CHECKING:
+    from quire.kernels.grouped import RunningSums
 
 # Scores of a chunk, by measurement: they should lie in a core's cache, and be so many that to call PyTorch
 # is not what takes the time.
@@ -53,7 +56,7 @@ class ClusterSums(NamedTuple):
     """Which rows belong to which centre, and what the next centres are made of."""
 
     labels: Tensor
-    """k(n), (N,) int64"""
+    """k(n), (N,) int64; those that a GPU keeps are int32"""
     sums: Tensor
     """S_k = Σ w x of each cluster, (K, D) float64"""
     counts: Tensor
@@ -83,14 +86,14 @@ def cluster_sums(
     weights: Tensor | None = None,
     shift: Tensor | None = None,
     radius: float | None = None,
-    tally: Tally | None = None,
+    tally: Tally | RunningSums | None = None,
     backend: Backend = "auto",
 ) -> ClusterSums:
     """Labels, sums and counts of the rows under these centres: (N, D), (K, D), (N,) → (N,), (K, D), (K,).
 
-    With a `tally` of the same rows, which lie in a CPU's memory and have no weights, only those are searched
-    that may have changed sides, and only those added that have. The labels are then its own: the next search
-    changes them.
+    With a `tally` of the same rows, which have no weights, only those are added that have changed sides; in a
+    CPU's memory, only those are searched that may have. The labels are then its own: the next search changes
+    them. (`running_sums` makes the tally of rows that kernels take.)
     """
     return _search(rows, centres, weights, shift, radius, backend, collect=True, tally=tally)
 
@@ -104,7 +107,7 @@ def _search(
     backend: Backend,
     *,
     collect: bool,
-    tally: Tally | None = None,
+    tally: Tally | RunningSums | None = None,
 ) -> ClusterSums:
     if rows.ndim != 2 or centres.ndim != 2 or rows.shape[1] != centres.shape[1] or not len(centres):
         raise InputError(
@@ -116,11 +119,16 @@ def _search(
     weights = None if weights is None else weights.double().contiguous()
     if takes_kernels(rows, centres, backend):
         from quire.kernels import kmeans as kernels
+        from quire.kernels.grouped import sums_by_label
 
         labels = kernels.nearest_labels(rows, centres, shift)
         if not collect:
             return ClusterSums(labels.long(), torch.zeros_like(centres), centres.new_zeros(len(centres)))
-        return ClusterSums(labels.long(), *kernels.sums_by_label(rows, labels, len(centres), weights))
+        if tally is not None:
+            assert not isinstance(tally, Tally)
+            return ClusterSums(tally.labels, *tally.move(labels))
+        return ClusterSums(labels.long(), *sums_by_label(rows, labels, len(centres), weights))
+    assert tally is None or isinstance(tally, Tally)
     on_cpu = rows.device.type == "cpu"
     threads = max(1, min(torch.get_num_threads(), len(rows) // ROWS_PER_THREAD)) if on_cpu else 1
     with one_thread(on_cpu), torch.no_grad():
@@ -460,6 +468,14 @@ def takes_kernels(rows: Tensor, centres: Tensor, backend: Backend = "auto") -> b
         if not kernels.supports(rows, centres):
             reason = f"{len(rows)} rows of {rows.dtype} and {len(centres)} centres"
     return use_triton(backend, reason, takes=", float32 rows one after the other")
+
+
+def running_sums(rows: Tensor, clusters: int, shift: Tensor, radius: float) -> RunningSums | None:
+    """Sums of rows that kernels take, kept from one set of centres to the next, where that is worth it. No
+    row is farther than `radius` from `shift` (D,)."""
+    from quire.kernels.grouped import LEAST_CLUSTERS, RunningSums
+
+    return RunningSums(rows, clusters, shift, radius) if clusters >= LEAST_CLUSTERS else None
 
 
 def pieces(rows: Tensor, width: int | None = None) -> Iterator[slice]:

@@ -72,7 +72,7 @@ def streamed_pooling(
             expected="a mask that is not learned",
             fix="use attention_pooling, which holds all scores, or make it part of the score",
         )
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    batch = shared_batch(query, key, value)
     rule = MaskRule.of(
         (*batch, query.shape[-2], key.shape[-2]), mask, lengths, causal, exclude_self=exclude_self
     )
@@ -138,7 +138,7 @@ def _additive_kernel(
             f"a vector of shape {tuple(vector.shape)} for hidden width {query.shape[-1]}",
             expected=f"({query.shape[-1]},)",
         )
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    batch = shared_batch(query, key, value)
     rule = MaskRule.of((*batch, query.shape[-2], key.shape[-2]), mask, lengths, causal)
 
     def limit(scores: Tensor, rows: slice) -> None:
@@ -154,9 +154,21 @@ def _additive_kernel(
     return pooled.view(*batch, *pooled.shape[-2:]).to(value.dtype)
 
 
+def shared_batch(*tensors: Tensor) -> tuple[int, ...]:
+    """The leading dimensions (…) of tensors (…, n, w), broadcast."""
+    batches = [tuple(tensor.shape[:-2]) for tensor in tensors]
+    # Mostly they are equal, and broadcasting takes as long as starting a kernel.
+    equal = all(batch == batches[0] for batch in batches[1:])
+    return batches[0] if equal else tuple(torch.broadcast_shapes(*batches))
+
+
 def flattened(batch: tuple[int, ...], *tensors: Tensor) -> list[Tensor]:
     """Leading dimensions expanded to `batch` and made one: (…, n, w) → (L, n, w)."""
-    return [t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in tensors]
+    return [
+        t if t.dim() == 3 and len(batch) == 1 and len(t) == batch[0]
+        else t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
+        for t in tensors
+    ]  # fmt: skip
 
 
 def check_backend(backend: str) -> None:

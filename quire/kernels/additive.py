@@ -15,10 +15,11 @@ With g the gradient of the result, p = softmax(s), ∂s = p ⊙ (g vᵀ − Σ_m
 Scores are held for a block of queries at a time (`BLOCK` numbers), so that products with values are matrix
 products and any mask can be laid over them. Sums have a fixed order: no atomics, the same bits each time.
 
-What must be computed: N·M·h reciprocals forward, and three times that backward (scores again, ∂q, ∂k). At 16
-special functions a clock on each of 132 multiprocessors at 1.98 GHz, 8·1024·1024·128 of them take 0.26 ms, or
-0.13 ms where two share an instruction. With 4 instructions each (as compiled) at 128 lanes, scores take
-0.13 ms, and ∂k and ∂q with 6.6 and 7.5 take 0.21 ms and 0.24 ms: 0.7 ms forward and backward.
+What must be computed: N·M·h reciprocals forward, and twice that backward (∂q, ∂k; three times where scores do
+not fit into one block and are computed again). At 16 special functions a clock on each of 132 multiprocessors
+at 1.98 GHz, 8·1024·1024·128 of them take 0.26 ms, or 0.13 ms where two share an instruction. With 4
+instructions each (as compiled) at 128 lanes, scores take 0.13 ms, and ∂k and ∂q with 5.8 and 6.6 take 0.19 ms
+and 0.22 ms: 0.54 ms forward and backward.
 """
 
 from __future__ import annotations
@@ -32,15 +33,20 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from quire.kernels.rows import softmax_, through_
 from quire.kernels.tuning import bucket, has_ptx, reciprocal, round_up, tuned
 
 Limit = Callable[[Tensor, slice], None]
 """Lays masks over the scores (L, n, M) of some queries, in place: −∞ forbids a key."""
 
 BLOCK = 1 << 23
-"""Scores held at once; the backward holds twice as many."""
+"""Scores held at once; the backward holds twice as many. No more than this is kept for it."""
 STEP = 128
 """Queries and keys are padded to a multiple of this, the largest side of a tile."""
+SIDE = 64
+"""The largest side of a tile of slopes."""
+PARTS = 256
+"""Programs that look for the largest input."""
 HIGHEST, LOWEST = 21.0, -40.0
 """(1 + e^{2·21})² and e^{−2·40} are within float32's range."""
 
@@ -48,40 +54,62 @@ SCORE_TILES = [
     ({"ROWS": 32, "COLUMNS": 128}, 4, 1),
     ({"ROWS": 16, "COLUMNS": 128}, 4, 1),
     ({"ROWS": 32, "COLUMNS": 64}, 2, 1),
-    ({"ROWS": 32, "COLUMNS": 64}, 4, 1),
 ]
 SLOPE_TILES = [
     ({"ROWS": 32, "WIDTH": 64}, 4, 1),
-    ({"ROWS": 16, "WIDTH": 64}, 4, 1),
-    ({"ROWS": 16, "WIDTH": 128}, 8, 1),
-    ({"ROWS": 32, "WIDTH": 128}, 8, 1),
+    ({"ROWS": 64, "WIDTH": 64}, 4, 1),
     ({"ROWS": 32, "WIDTH": 32}, 4, 1),
 ]
 # A row of a tile must be shorter than the tile has threads, or it would pass through shared memory each time.
 
 
 @triton.jit
-def _bound(x_ptr, bounds_ptr, place, numbers, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """bounds[place] ← max x, bounds[2] ← max −x of all that call; what is not a number counts as infinite."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + i, mask=i < numbers, other=0.0)
-    broken = tl.max((x != x).to(tl.int32), 0) > 0
-    high = tl.max(tl.where(i < numbers, x, float("-inf")), 0)
-    low = tl.max(tl.where(i < numbers, -x, float("-inf")), 0)
-    tl.atomic_max(bounds_ptr + place, tl.where(broken, float("inf"), high))
-    tl.atomic_max(bounds_ptr + 2, tl.where(broken, float("inf"), low))
+def _extent(x_ptr, numbers, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """max x and max −x of this program's share; what is not a number counts as infinite."""
+    high = tl.full((BLOCK,), float("-inf"), tl.float32)
+    low = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for first in range(tl.program_id(0) * BLOCK, numbers, tl.num_programs(0) * BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + i, mask=i < numbers, other=0.0)
+        broken = x != x
+        high = tl.maximum(high, tl.where(i < numbers, tl.where(broken, float("inf"), x), float("-inf")))
+        low = tl.maximum(low, tl.where(i < numbers, tl.where(broken, float("inf"), -x), float("-inf")))
+    return tl.max(high, 0), tl.max(low, 0)
+
+
+@triton.jit
+def _bound(query_ptr, key_ptr, bounds_ptr, queries, keys, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """bounds (3, programs) ← max q, max k, and max −x of both."""
+    part, parts = tl.program_id(0), tl.num_programs(0)
+    high_query, low_query = _extent(query_ptr, queries, BLOCK)
+    high_key, low_key = _extent(key_ptr, keys, BLOCK)
+    tl.store(bounds_ptr + part, high_query)
+    tl.store(bounds_ptr + parts + part, high_key)
+    tl.store(bounds_ptr + 2 * parts + part, tl.maximum(low_query, low_key))
 
 
 @triton.jit
 def _scale(  # type: ignore[no-untyped-def]
-    x_ptr, bounds_ptr, out_ptr, turned_ptr, flag_ptr, rows, hidden, full_rows, full_hidden,
-    HIGHEST: tl.constexpr, LOWEST: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    query_ptr, key_ptr, bounds_ptr, out_query_ptr, out_key_ptr, turned_query_ptr, turned_key_ptr, flag_ptr,
+    queries, keys, hidden, full_queries, full_keys, full_hidden, parts,
+    HIGHEST: tl.constexpr, LOWEST: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """e^{2x}, or x itself where that could overflow, padded by zeros; and the same turned."""
     batch = tl.program_id(2).to(tl.int64)
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    h = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    fits = (tl.load(bounds_ptr) + tl.load(bounds_ptr + 1) <= HIGHEST) & (tl.load(bounds_ptr + 2) <= -LOWEST)
+    tile = tl.program_id(0)
+    x_ptr, out_ptr, turned_ptr = query_ptr, out_query_ptr, turned_query_ptr
+    rows, full_rows = queries, full_queries
+    if tile >= full_queries // SIZE:
+        tile -= full_queries // SIZE
+        x_ptr, out_ptr, turned_ptr, rows, full_rows = key_ptr, out_key_ptr, turned_key_ptr, keys, full_keys
+    n = tile * SIZE + tl.arange(0, SIZE)
+    h = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    part = tl.arange(0, PARTS)
+    there = part < parts
+    high_query = tl.max(tl.load(bounds_ptr + part, mask=there, other=float("-inf")), 0)
+    high_key = tl.max(tl.load(bounds_ptr + parts + part, mask=there, other=float("-inf")), 0)
+    low = tl.max(tl.load(bounds_ptr + 2 * parts + part, mask=there, other=float("-inf")), 0)
+    fits = (high_query + high_key <= HIGHEST) & (low <= -LOWEST)
     inside = (n < rows)[:, None] & (h < hidden)[None, :]
     x = tl.load(x_ptr + (batch * rows + n[:, None]) * hidden + h[None, :], mask=inside, other=0.0)
     # In float64: the fast exponential would be wrong by a millionth where x is large.
@@ -129,22 +157,24 @@ def _score(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + place, -2.0 * total, mask=(n < rows)[:, None] & (m < columns)[None, :])
 
 
-@tuned(SLOPE_TILES, key=["size", "SECOND"])
+@tuned(SLOPE_TILES, key=["size", "SECOND", "EVEN"])
 @triton.jit(do_not_specialize=["size"])
 def _slope(  # type: ignore[no-untyped-def]
-    own_ptr, other_ptr, slope_ptr, wide_ptr, out_ptr, second_ptr,
-    rows, others, hidden, own_batch, other_batch, out_batch, slope_batch, slope_row, slope_other, size,
-    SECOND: tl.constexpr, PTX: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    own_ptr, other_ptr, slope_ptr, vector_ptr, wide_ptr, out_ptr, second_ptr,
+    rows, others, hidden, width, own_batch, other_batch, out_batch, slope_batch, slope_row, slope_other, size,
+    SECOND: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """out[i, h] = Σ_j ∂s[i, j]·(r − r²), and second[i, h] = Σ_j ∂s[i, j]·r where it is asked for.
+    """out[i, h] = 4w Σ_j ∂s[i, j]·(r − r²), and second[i / 16, h] = −2 Σ_ij ∂s[i, j]·r where it is asked for.
 
     Rows i are queries and j keys, or the other way round; own (L, rows, h) and other (L, others, h), padded.
+    EVEN: whole tiles and an even number of others, so that nothing needs a mask.
     """
     across = tl.cdiv(hidden, WIDTH)
     down = tl.cdiv(rows, ROWS)
     tile = tl.program_id(0)
     batch = (tile // (across * down)).to(tl.int64)
-    i = tile // across % down * ROWS + tl.arange(0, ROWS)
+    block = tile // across % down
+    i = block * ROWS + tl.arange(0, ROWS)
     h = tile % across * WIDTH + tl.arange(0, WIDTH)
     inside = (i < rows)[:, None] & (h < hidden)[None, :]
     own = tl.load(own_ptr + batch * own_batch + i[:, None] * hidden + h[None, :], mask=inside, other=0.0)
@@ -154,12 +184,19 @@ def _slope(  # type: ignore[no-untyped-def]
     second = tl.zeros((ROWS, WIDTH), tl.float32)
     if tl.load(wide_ptr) == 0:
         for j in tl.range(0, others, 2, loop_unroll_factor=2):
-            d = tl.load(slope_ptr + j * slope_other, mask=i < rows, other=0.0)[:, None]
-            e = tl.load(slope_ptr + (j + 1) * slope_other, mask=(i < rows) & (j + 1 < others), other=0.0)[
-                :, None
-            ]
-            x = 1.0 + own * tl.load(other_ptr + j * hidden, mask=h < hidden, other=0.0)[None, :]
-            y = 1.0 + own * tl.load(other_ptr + (j + 1) * hidden, mask=h < hidden, other=0.0)[None, :]
+            if EVEN:
+                d = tl.load(slope_ptr + j * slope_other)[:, None]
+                e = tl.load(slope_ptr + (j + 1) * slope_other)[:, None]
+                b = tl.load(other_ptr + j * hidden)[None, :]
+                c = tl.load(other_ptr + (j + 1) * hidden)[None, :]
+            else:
+                d = tl.load(slope_ptr + j * slope_other, mask=i < rows, other=0.0)[:, None]
+                more = (i < rows) & (j + 1 < others)
+                e = tl.load(slope_ptr + (j + 1) * slope_other, mask=more, other=0.0)[:, None]
+                b = tl.load(other_ptr + j * hidden, mask=h < hidden, other=0.0)[None, :]
+                c = tl.load(other_ptr + (j + 1) * hidden, mask=h < hidden, other=0.0)[None, :]
+            x = 1.0 + own * b
+            y = 1.0 + own * c
             both = reciprocal(x * y, PTX)
             r = both * y
             s = both * x
@@ -176,46 +213,16 @@ def _slope(  # type: ignore[no-untyped-def]
             out += d * (r - r * r)
             if SECOND:
                 second += d * r
-    place = batch * out_batch + i[:, None] * hidden + h[None, :]
-    tl.store(out_ptr + place, out, mask=inside)
+    there = h < width
+    vector = tl.load(vector_ptr + h, mask=there, other=0.0)
+    place = batch * out_batch + i[:, None] * width + h[None, :]
+    tl.store(out_ptr + place, out * (4.0 * vector)[None, :], mask=(i < rows)[:, None] & there[None, :])
     if SECOND:
-        tl.store(second_ptr + place, second, mask=inside)
-
-
-@triton.jit
-def _softmax(score_ptr, slope_ptr, columns, BACKWARD: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row: s → p in place; backward also g·v → ∂s = p ⊙ (g·v − Σ p ⊙ g·v). No key allowed: zeros."""
-    row = tl.program_id(0).to(tl.int64)
-    score_ptr += row * columns
-    slope_ptr += row * columns
-    lane = tl.arange(0, BLOCK)
-    top = tl.full((BLOCK,), float("-inf"), tl.float32)
-    weight = tl.zeros((BLOCK,), tl.float32)
-    mean = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, columns, BLOCK):
-        m = first + lane
-        s = tl.load(score_ptr + m, mask=m < columns, other=float("-inf"))
-        new = tl.maximum(top, s, propagate_nan=tl.PropagateNan.ALL)
-        base = tl.where(new == float("-inf"), 0.0, new)
-        fade = tl.exp(top - base)
-        p = tl.exp(s - base)
-        weight = weight * fade + p
-        if BACKWARD:
-            mean = mean * fade + p * tl.load(slope_ptr + m, mask=m < columns, other=0.0)
-        top = new
-    highest = tl.max(top, 0)
-    base = tl.where(highest == float("-inf"), 0.0, highest)
-    fade = tl.exp(top - base)
-    total = tl.sum(weight * fade, 0)
-    share = 1.0 / tl.where(total == 0.0, 1.0, total)
-    average = tl.sum(mean * fade, 0) * share
-    for first in range(0, columns, BLOCK):
-        m = first + lane
-        p = tl.exp(tl.load(score_ptr + m, mask=m < columns, other=float("-inf")) - base) * share
-        tl.store(score_ptr + m, p, mask=m < columns)
-        if BACKWARD:
-            slope = tl.load(slope_ptr + m, mask=m < columns, other=0.0)
-            tl.store(slope_ptr + m, p * (slope - average), mask=m < columns)
+        parts = tl.sum(tl.reshape(second, (ROWS // 16, 16, WIDTH)), 1)
+        part = block * (ROWS // 16) + tl.arange(0, ROWS // 16)
+        count = tl.cdiv(rows, 16)
+        second_ptr += (batch * count + part[:, None]) * width + h[None, :]
+        tl.store(second_ptr, -2.0 * parts, mask=(part < count)[:, None] & there[None, :])
 
 
 def additive_pooling(
@@ -235,67 +242,64 @@ class _Inputs:
 
     def __init__(self, query: Tensor, key: Tensor, vector: Tensor) -> None:
         query, key = query.contiguous(), key.contiguous()
-        self.hidden = round_up(query.shape[-1], 8)
-        bounds = torch.full((3,), -torch.inf, device=query.device)
-        for place, tensor in enumerate((query, key)):
-            _bound[(triton.cdiv(tensor.numel(), 4096),)](tensor, bounds, place, tensor.numel(), BLOCK=4096)
-        self.flag = torch.empty((), dtype=torch.int32, device=query.device)
-        (self.query, across_query), (self.key, across_key) = (self._scaled(t, bounds) for t in (query, key))
-        self.across = [across_query, across_key]
-        self.vector = torch.nn.functional.pad(vector, (0, self.hidden - len(vector)))
+        batch, rows, width = query.shape
         self.keys = key.shape[-2]
-        self.rows = max(STEP, BLOCK // (len(query) * self.keys) // STEP * STEP)
-        self.blocks = [
-            slice(first, min(first + self.rows, query.shape[-2]))
-            for first in range(0, query.shape[-2], self.rows)
-        ]
+        self.hidden = round_up(width, 8)
+        more = self.hidden - width
+        self.vector = torch.nn.functional.pad(vector, (0, more)) if more else vector.contiguous()
         self.ptx = has_ptx(query)
-
-    def _scaled(self, tensor: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
-        """(L, rows padded, h padded), and turned."""
-        batch, rows, hidden = tensor.shape
-        full = round_up(rows, STEP)
-        out = tensor.new_empty(batch, full, self.hidden)
-        turned = tensor.new_empty(batch, self.hidden, full)
-        _scale[(full // 32, triton.cdiv(self.hidden, 32), batch)](
-            tensor, bounds, out, turned, self.flag, rows, hidden, full, self.hidden,
-            HIGHEST=HIGHEST, LOWEST=LOWEST, ROWS=32, WIDTH=32,
+        parts = min(PARTS, -(-max(query.numel(), key.numel()) // 4096))
+        bounds = query.new_empty(3, parts)
+        _bound[(parts,)](query, key, bounds, query.numel(), key.numel(), BLOCK=4096)
+        self.flag = torch.empty((), dtype=torch.int32, device=query.device)
+        full, full_keys = round_up(rows, STEP), round_up(self.keys, STEP)
+        self.query, self.key = (query.new_empty(batch, n, self.hidden) for n in (full, full_keys))
+        across_query, across_key = (query.new_empty(batch, self.hidden, n) for n in (full, full_keys))
+        self.across = [across_query, across_key]
+        _scale[((full + full_keys) // 32, -(-self.hidden // 32), batch)](
+            query, key, bounds, self.query, self.key, *self.across, self.flag,
+            rows, self.keys, width, full, full_keys, self.hidden, parts,
+            HIGHEST=HIGHEST, LOWEST=LOWEST, PARTS=1 << (parts - 1).bit_length(), SIZE=32,
         )  # fmt: skip
-        return out, turned
+        size = max(STEP, BLOCK // (batch * self.keys) // STEP * STEP)
+        self.blocks = [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
 
-    def scores(self, some: slice, limit: Limit | None) -> Tensor:
-        """(L, n, M)"""
+    def weights(self, some: slice, limit: Limit | None) -> Tensor:
+        """p (L, n, M)"""
         query, key = self.across[0][..., some.start :], self.across[1]
-        rows, columns = some.stop - some.start, self.keys
-        out = query.new_empty(len(query), rows, columns)
+        batch, rows, columns = len(query), some.stop - some.start, self.keys
+        out = query.new_empty(batch, rows, columns)
 
         def grid(tile: dict[str, int]) -> tuple[int]:
-            return (triton.cdiv(rows, tile["ROWS"]) * triton.cdiv(columns, tile["COLUMNS"]) * len(query),)
+            return (-(-rows // tile["ROWS"]) * -(-columns // tile["COLUMNS"]) * batch,)
 
         _score[grid](
             query, key, self.vector, self.flag, out, rows, columns, self.hidden,
             query.stride(0), query.stride(1), key.stride(0), key.stride(1),
-            bucket(len(query), rows, columns, self.hidden), PTX=self.ptx,
+            bucket(batch, rows, columns, self.hidden), PTX=self.ptx,
         )  # fmt: skip
         if limit is not None:
             limit(out, some)
-        return out
+        return softmax_(out)
 
-    def slopes(self, own: Tensor, other: Tensor, slope: Tensor, second: bool) -> tuple[Tensor, Tensor]:
-        """Σ_j ∂s (r − r²) and, if asked for, Σ_j ∂s r, each (L, rows, h padded), of ∂s (L, rows, others)."""
+    def slopes(
+        self, own: Tensor, other: Tensor, slope: Tensor, out: Tensor, *, second: bool = False
+    ) -> Tensor | None:
+        """out (L, rows, h) ← 4w Σ_j ∂s (r − r²) of ∂s (L, rows, others); −2 Σ_ij ∂s r (h,) if asked for."""
         batch, rows, others = slope.shape
-        out = own.new_empty(batch, rows, self.hidden)
-        more = torch.empty_like(out) if second else out
+        width = out.shape[-1]
+        more = own.new_empty(batch, -(-rows // 16), width) if second else out
+        even = rows % SIDE == 0 and others % 2 == 0 and self.hidden % SIDE == 0
 
         def grid(tile: dict[str, int]) -> tuple[int]:
-            return (triton.cdiv(rows, tile["ROWS"]) * triton.cdiv(self.hidden, tile["WIDTH"]) * batch,)
+            return (-(-rows // tile["ROWS"]) * -(-self.hidden // tile["WIDTH"]) * batch,)
 
         _slope[grid](
-            own, other, slope, self.flag, out, more, rows, others, self.hidden,
+            own, other, slope, self.vector, self.flag, out, more, rows, others, self.hidden, width,
             own.stride(0), other.stride(0), out.stride(0), *slope.stride(),
-            bucket(batch, rows, others, self.hidden), SECOND=second, PTX=self.ptx,
+            bucket(batch, rows, others, self.hidden), SECOND=second, EVEN=even, PTX=self.ptx,
         )  # fmt: skip
-        return out, more
+        return more.sum((0, 1)) if second else None
 
 
 class _Additive(torch.autograd.Function):
@@ -304,50 +308,50 @@ class _Additive(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, vector: Tensor, limit: Limit | None
     ) -> Tensor:
         inputs = _Inputs(query, key, vector)
-        ctx.save_for_backward(query, key, value, vector)
-        # What the kernels read is four times N·h numbers at most, and takes twenty launches to make.
         ctx.limit, ctx.inputs = limit, inputs
-        pooled = value.new_empty(*query.shape[:-1], value.shape[-1])
+        kept: Tensor | None = None
         with torch.autocast(query.device.type, enabled=False):
-            for some in inputs.blocks:
-                p = inputs.scores(some, limit)
-                _rows(p)
-                pooled[:, some] = p @ value
+            if len(inputs.blocks) == 1:
+                # A block of weights is kept for the backward: half of what that holds anyway.
+                kept = inputs.weights(inputs.blocks[0], limit)
+                inputs.across = []
+                pooled = kept @ value
+            else:
+                pooled = value.new_empty(*query.shape[:-1], value.shape[-1])
+                for some in inputs.blocks:
+                    pooled[:, some] = inputs.weights(some, limit) @ value
+        ctx.save_for_backward(value, kept)
+        ctx.shapes = query.shape, key.shape
         return pooled
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, vector = ctx.saved_tensors
-        inputs = ctx.inputs
-        hidden = query.shape[-1]
-        of_query = torch.empty_like(query, memory_format=torch.contiguous_format)
-        of_key = query.new_zeros(len(key), key.shape[-2], inputs.hidden)
-        of_value = torch.zeros_like(value, memory_format=torch.contiguous_format)
-        of_vector = torch.zeros_like(vector)
-        with torch.autocast(query.device.type, enabled=False):
+        value, kept = ctx.saved_tensors
+        inputs, (query_shape, key_shape) = ctx.inputs, ctx.shapes
+        of_query, of_key, of_value, of_vector = ctx.needs_input_grad[:4]
+        found: list[Tensor | None] = [None] * 4
+        if of_query or of_vector:
+            found[0] = value.new_empty(query_shape)
+
+        def add(place: int, more: Tensor | None) -> None:
+            before = found[place]
+            found[place] = more if before is None or more is None else before.add_(more)
+
+        with torch.autocast(gradient.device.type, enabled=False):
             for some in inputs.blocks:
+                p = inputs.weights(some, ctx.limit) if kept is None else kept
+                if of_value:
+                    add(2, p.mT @ gradient[:, some])
                 slope = gradient[:, some] @ value.mT
-                p = inputs.scores(some, ctx.limit)
-                _rows(p, slope)
-                of_value += p.mT @ gradient[:, some]
+                through_(p, slope)
                 del p
                 rows = inputs.query[:, some.start :]
-                out, second = inputs.slopes(rows, inputs.key, slope, ctx.needs_input_grad[3])
-                of_query[:, some] = out[..., :hidden] * (4 * vector)
-                if ctx.needs_input_grad[3]:
-                    of_vector -= 2 * second[..., :hidden].sum((0, 1))
-                if ctx.needs_input_grad[1]:
-                    of_key += inputs.slopes(inputs.key, rows, slope.mT, False)[0]
-        of_key = of_key[..., :hidden] * (4 * vector)
-        found = (of_query, of_key, of_value, of_vector)
-        asked = zip(found, ctx.needs_input_grad, strict=False)
-        return *(grad if needed else None for grad, needed in asked), None
-
-
-def _rows(score: Tensor, slope: Tensor | None = None) -> None:
-    columns = score.shape[-1]
-    _softmax[(score.shape[:-1].numel(),)](
-        score, score if slope is None else slope, columns, BACKWARD=slope is not None,
-        BLOCK=min(4096, max(32, triton.next_power_of_2(columns))), num_warps=8 if columns > 2048 else 4,
-    )  # fmt: skip
+                if (out := found[0]) is not None:
+                    add(3, inputs.slopes(rows, inputs.key, slope, out[:, some], second=of_vector))
+                if of_key:
+                    out = value.new_empty(key_shape)
+                    inputs.slopes(inputs.key, rows, slope.mT, out)
+                    add(1, out)
+        wanted = zip(found, ctx.needs_input_grad, strict=False)
+        return *(grad if needed else None for grad, needed in wanted), None

@@ -1,13 +1,14 @@
 """Gaussian pooling, Σ_m softmax_m(−½‖q − k_m‖² + ln s_m) v_m, on the tensor cores at float32's accuracy.
 
 L batch, N queries, M keys, D dimensions, V width of values; R is the largest norm of a query or key, taken
-from the keys' mean in units of the kernel's width.
+from the mean of some keys in units of the kernel's width.
 
-Coordinates are counted in units R/2048 and split into a whole number and a rest: q = a + a', k = b + b'. Then
-q·k = a·b + a·b' + a'·b + a'·b' is one half-precision product of width 4D. The digits of near neighbours
-cancel in −½‖a‖² − ½‖b‖² + a·b, which is exact in float32; what is rounded afterwards is 2000 times smaller.
-The error of a coordinate is at most R·2⁻²⁴; from R = 12 on the rest has a second piece, a'' and b'', whose
-products with a and b add 2D to the width. The rest of −½‖q‖² is common to all keys and left out.
+Coordinates are split into a whole number of units u and a rest (`quire.kernels.halves`): q = a + a',
+k = b + b'. Then q·k = a·b + a·b' + a'·b + a'·b' is one half-precision product of width 4D. The digits of near
+neighbours cancel in −½‖a‖² − ½‖b‖² + a·b, which is exact in float32; what is rounded afterwards is 2000 times
+smaller.
+The error of a coordinate is at most 2⁻¹⁴u; from u = 1/64 on the rest has a second piece, a'' and b'', whose
+products with a and b add 2D to the width.
 
 Weights (at most 1, times 2¹⁵) and values (by their largest norm) are multiplied in two pieces each. Backward,
 gradients g are scaled row by row, γ = max‖v‖·Σ|g|, so that ∂s/γ is at most 2p:
@@ -18,8 +19,9 @@ in two passes, over keys for each query and over queries for each key. Σ_m ∂s
 atomics: the same bits each time with the same tiles, which are chosen by measurement once in a process.
 
 What must be computed: N·M exponentials forward, 2·N·M backward. At 16 a clock on each of 132 multiprocessors
-at 1.98 GHz, 32,768² of them take 0.26 ms; with 11.5 instructions a pair (D = 16, V = 1) at 128 lanes the
-forward takes 0.38 ms; its products, 2·N·M·(64 + 2·16) = 0.2 TFLOP, 0.28 ms at 740 TFLOP/s, run beside.
+at 1.98 GHz, 32,768² of them take 0.26 ms; with 11.5 instructions a pair (D = 16, V = 8) at 128 lanes the
+forward takes 0.38 ms; its products, 2·N·M·(64 + 2·16) = 0.2 TFLOP, 0.28 ms at 740 TFLOP/s, run beside. A
+single value has a kernel of its own (`quire.kernels.gaussian_one`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,20 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quire.kernels.halves import STEP, Places, Plan, halved, joined, power, product, quartered, score
+from quire.kernels.gaussian_one import pooled_alone
+from quire.kernels.halves import (
+    COARSE,
+    STEP,
+    Extent,
+    Known,
+    Places,
+    halved,
+    joined,
+    power,
+    product,
+    quartered,
+    score,
+)
 from quire.kernels.tuning import bucket, padded, round_up, tuned
 
 LARGEST = 64.0
@@ -72,13 +87,13 @@ def _seen(  # type: ignore[no-untyped-def]
 @tuned(FORWARD_TILES, key=["size", "WIDTH", "VALUES", "COUNTED", "FINE", "LIMIT", "EXCLUDE"])
 @triton.jit(do_not_specialize=["size"])
 def _forward(  # type: ignore[no-untyped-def]
-    x_ptr, y_ptr, fine_x_ptr, fine_y_ptr, half_x_ptr, half_y_ptr, rest_ptr,
+    x_ptr, y_ptr, fine_x_ptr, fine_y_ptr, half_x_ptr, half_y_ptr, rest_x_ptr, rest_ptr,
     value_ptr, limit_ptr, out_ptr, total_ptr,
-    rows, keys, width, square, factor, one, size,
+    rows, keys, width, factor, one, size,
     COUNTED: tl.constexpr, FINE: tl.constexpr, LIMIT: tl.constexpr, EXCLUDE: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = Σ_m p v, and total = log₂ Σ_m 2^s (up to what is common to a query's scores).
+    """out = Σ_m p v, and total = log₂ Σ_m 2^s.
 
     COUNTED: column `width` of the values is ones, so that the product sums the weights as well.
     """
@@ -116,7 +131,7 @@ def _forward(  # type: ignore[no-untyped-def]
         value = tl.load(value_ptr + first * (2 * VALUES) + at_value)
         start = half_x[:, None] + tl.load(half_y_ptr + first + m)[None, :]
         s = score(x, y, fine_x, least_x, fine_y_ptr + first * (2 * WIDTH), at_fine, start, WIDTH, FINE)
-        s = s * square + tl.load(rest_ptr + first + m)[None, :]
+        s += tl.load(rest_ptr + first + m)[None, :]
         s = _seen(s, n, first + m, limit, LIMIT, EXCLUDE, True)
         new = tl.maximum(top, tl.max(s, 1))
         # Rows that have seen no key yet: any finite number does.
@@ -136,7 +151,8 @@ def _forward(  # type: ignore[no-untyped-def]
     tl.store(
         out_ptr + place[:, None] * width + v[None, :], out, mask=(n < rows)[:, None] & (v < width)[None, :]
     )
-    tl.store(total_ptr + place, top + tl.log2(weight) - 15.0, mask=n < rows)
+    top += tl.load(rest_x_ptr + batch * padded_rows + n) - 15.0
+    tl.store(total_ptr + place, top + tl.log2(weight), mask=n < rows)
 
 
 @tuned(BACKWARD_TILES, key=["size", "WIDTH", "VALUES", "FINE", "LIMIT", "EXCLUDE", "QUERIES"])
@@ -145,13 +161,13 @@ def _backward(  # type: ignore[no-untyped-def]
     x_ptr, y_ptr, fine_x_ptr, fine_y_ptr, half_x_ptr, half_y_ptr, add_x_ptr, add_y_ptr,
     slope_x_ptr, slope_y_ptr, mean_ptr, gamma_ptr,
     place_ptr, gradient_ptr, limit_ptr, out_ptr, value_ptr, sum_ptr,
-    rows, columns, square, one, size,
+    rows, columns, one, size,
     QUERIES: tl.constexpr, FINE: tl.constexpr, LIMIT: tl.constexpr, EXCLUDE: tl.constexpr,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Rows are queries: out = Σ_m ∂s k, sum = Σ_m ∂s. Rows are keys: out = Σ_n ∂s q, also value = Σ_n p g.
 
-    Sizes are padded. p = 2^(s·square + add_x + add_y); ∂s = p ⊙ (slope_x·slope_y − mean), mean of the query.
+    Sizes are padded. p = 2^(s + add_x + add_y); ∂s = p ⊙ (slope_x·slope_y − mean), mean of the query.
     """
     tile = tl.program_id(0)
     batch = (tile // tl.cdiv(rows, ROWS)).to(tl.int64)
@@ -201,7 +217,7 @@ def _backward(  # type: ignore[no-untyped-def]
         place = tl.load(place_ptr + first * (2 * WIDTH) + at_place)
         start = half_x[:, None] + tl.load(half_y_ptr + first + j)[None, :]
         s = score(x, y, fine_x, least_x, fine_y_ptr + first * (2 * WIDTH), at_fine, start, WIDTH, FINE)
-        s = s * square + (add_x[:, None] + tl.load(add_y_ptr + first + j)[None, :])
+        s += add_x[:, None] + tl.load(add_y_ptr + first + j)[None, :]
         if not QUERIES and LIMIT:
             limit = tl.load(limit_ptr + first + j)
         s = _seen(s, i, first + j, limit, LIMIT, EXCLUDE, QUERIES)
@@ -232,15 +248,20 @@ def gaussian_pooling(
     log_weight: Tensor | None,
     limit: Tensor | None,
     exclude_self: bool,
-    known: Plan,
+    extent: Extent,
+    known: Known | None,
 ) -> Tensor:
     """Σ_m softmax_m(−½‖(q − k_m)·scale‖² + ln s_m) v_m: (L, N, D), (L, M, D), (L, M, V) → float32 (L, N, V).
 
     scale (D,) is 1/width, log_weight (L, M). Query n sees keys below limit (L, N), int32. No size may be 0.
-    Gradients go to all but the limit; second derivatives are not provided.
+    Gradients go to all but the limit; second derivatives are not provided. All that is `known` of the extent
+    must be given unless V is 1 and nothing needs a gradient; R may be anything then, and is at most `LARGEST`
+    otherwise.
     """
     with torch.cuda.device_of(query):
-        pooled: Tensor = _Gaussian.apply(query, key, value, scale, log_weight, limit, exclude_self, known)
+        pooled: Tensor = _Gaussian.apply(
+            query, key, value, scale, log_weight, limit, exclude_self, extent, known
+        )
     return pooled
 
 
@@ -255,25 +276,31 @@ class _Gaussian(torch.autograd.Function):
         log_weight: Tensor | None,
         limit: Tensor | None,
         exclude_self: bool,
-        known: Plan,
+        extent: Extent,
+        known: Known | None,
     ) -> Tensor:
         weight = None if log_weight is None else log_weight.float().contiguous()
-        places = Places(query, key, scale, weight, known)
+        ctx.exclude_self, ctx.extent, ctx.known = exclude_self, extent, known
+        if value.shape[-1] == 1 and (known is None or known.unit <= COARSE):
+            out, total = pooled_alone(query, key, value, scale, weight, limit, exclude_self, extent)
+            ctx.save_for_backward(query, key, value, scale, weight, limit, out, total)
+            return out
+        assert known is not None
+        places = Places(query, key, scale, weight, extent, fine=known.unit > COARSE)
         batch, rows, keys, width = len(query), query.shape[1], key.shape[1], value.shape[-1]
         values, factor = power(width, 8), known.largest or 1.0
         counted = width < values
         out = query.new_empty(batch, rows, width, dtype=torch.float32)
         total = query.new_empty(batch, rows, dtype=torch.float32)
-        _forward[lambda tile: (batch * triton.cdiv(rows, tile["ROWS"]),)](
+        _forward[lambda tile: (batch * -(-rows // tile["ROWS"]),)](
             places.query, places.key, places.fine_query, places.fine_key,
-            places.half_query, places.half_key, places.rest,
+            places.half_query, places.half_key, places.rest_query, places.rest,
             halved(value, values, 1 / factor, counted=counted), total if limit is None else limit, out, total,
-            rows, keys, width, places.square, factor, 1.0, bucket(batch, rows, keys),
+            rows, keys, width, factor, 1.0, bucket(batch, rows, keys),
             COUNTED=counted, FINE=places.fine, LIMIT=limit is not None, EXCLUDE=exclude_self,
             WIDTH=places.width, VALUES=values,
         )  # fmt: skip
         ctx.save_for_backward(query, key, value, scale, weight, limit, out, total)
-        ctx.exclude_self, ctx.known = exclude_self, known
         return out
 
     @staticmethod
@@ -281,7 +308,8 @@ class _Gaussian(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, scale, weight, limit, out, total = ctx.saved_tensors
         known, wanted = ctx.known, ctx.needs_input_grad
-        places = Places(query, key, scale, weight, known)
+        assert known is not None
+        places = Places(query, key, scale, weight, ctx.extent, fine=known.unit > COARSE)
         batch, rows, keys, width = len(query), query.shape[1], key.shape[1], value.shape[-1]
         full, full_keys = round_up(rows, STEP), round_up(keys, STEP)
         values, largest, radius = power(width, 8), known.largest or 1.0, known.radius or 1.0
@@ -289,11 +317,10 @@ class _Gaussian(torch.autograd.Function):
         gamma = gradient.abs().sum(-1, keepdim=True) * largest
         gamma = torch.where(gamma > 0, gamma, 1.0)
         highest = gamma.amax()
-        near, far = ((t.float() - known.centre[:, None]) * places.scale for t in (query, key))
+        near, far = ((t.float() - ctx.extent.centre[:, None]) * places.scale for t in (query, key))
         # Queries that saw no key, and those that are not there: 2^(s − ∞) is 0 whatever s is.
-        level = padded(
-            torch.where(total == -torch.inf, torch.inf, total)[..., None], full, 1, torch.inf
-        ).neg_()
+        level = padded(torch.where(total == -torch.inf, torch.inf, total)[..., None], full, 1, torch.inf)
+        level = places.rest_query[..., None] - level
         mean = padded((gradient * out).sum(-1, keepdim=True) / gamma, full, 1)
         share = padded(gamma / highest, full, 1)
         slope_query = quartered(halved(gradient * (largest / gamma), values), keys=False)
@@ -311,7 +338,7 @@ class _Gaussian(torch.autograd.Function):
                 places.query, places.key, places.fine_query, places.fine_key,
                 places.half_query, places.half_key, level, places.rest,
                 slope_query, slope_key, mean, share, halved(far, places.width, 1 / radius), slope_key, limits,
-                of_query, of_query, excess, full, full_keys, places.square, 1.0, size, QUERIES=True, **shared,
+                of_query, of_query, excess, full, full_keys, 1.0, size, QUERIES=True, **shared,
             )  # fmt: skip
         of_value = gradient.new_empty(batch, full_keys, values)
         of_weight = gradient.new_empty(batch, full_keys)
@@ -324,7 +351,7 @@ class _Gaussian(torch.autograd.Function):
                 slope_key, slope_query, mean, share,
                 halved(near * (gamma / highest), places.width, 1 / radius),
                 halved(gradient / peak, values), limits, of_key, of_value, of_weight,
-                full_keys, full, places.square, 1.0, size, QUERIES=False, **shared,
+                full_keys, full, 1.0, size, QUERIES=False, **shared,
             )  # fmt: skip
         dimensions = query.shape[-1]
         of_query = of_query[:, :rows, :dimensions] * (radius / 16384) - near * excess[:, :rows, None]
@@ -340,6 +367,7 @@ class _Gaussian(torch.autograd.Function):
             (of_value[:, :keys, :width] * (peak / 32768)).to(value.dtype) if wanted[2] else None,
             None if of_scale is None else of_scale.to(scale.dtype),
             of_weight if wanted[4] else None,
+            None,
             None,
             None,
             None,

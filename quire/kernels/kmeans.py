@@ -1,4 +1,4 @@
-"""Triton kernels of K-means: nearest centres, exact though searched in half precision, and their rows' sums.
+"""Triton kernels of K-means: nearest centres, exact though searched in half precision.
 
 N rows, D features, K centres in tiles of CENTRES. Rows are float32, centres float64.
 
@@ -12,9 +12,8 @@ Only two minima touch all scores: that of each column over the tiles, and that o
 A centre within twice the bound of the best stands in one of the columns and in one of the tiles that come so
 close. If that leaves one centre, it is the best in exact arithmetic too. If it leaves up to four, these are
 compared by float64 differences, otherwise all that stand in these columns; the lower number wins an exact
-tie. So labels are those of float64.
-
-Sums are taken in float64 over rows in the order of their labels, a run of equal labels at a time.
+tie. So labels are those of float64. Where all centres fit into a multiprocessor, `quire.kernels.resident`
+searches.
 """
 
 from __future__ import annotations
@@ -26,12 +25,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SETTLERS = 1056
-"""Programs that settle doubtful rows: eight on each multiprocessor of the largest GPUs."""
+from quire.kernels.tuning import round_up
+
+try:
+    from quire.kernels import resident
+
+    RESIDENT = True
+except ImportError:  # a Triton without Gluon, or one that has it elsewhere
+    RESIDENT = False
+
+SPAN, FEW, SOME, SETTLERS = 512, 32, 4, 8
+"""A program of so many warps settles the doubtful ones of so many rows, so many at a time if there are four
+candidates, otherwise one by one, so many columns at a time."""
 WIDEST = 128
 """Features of a row held at once; wider rows are read in parts for each tile of centres."""
 MOST_TILE_BITS = 12
 NOBODY = tl.constexpr(2147483647)
+FAR = tl.constexpr(3e38)
 
 
 class Tile(NamedTuple):
@@ -70,31 +80,30 @@ def _measure(centres_ptr, shift_ptr, limits_ptr, numbers, features, BLOCK: tl.co
 
 @triton.jit
 def _encode(  # type: ignore[no-untyped-def]
-    centres_ptr, shift_ptr, codes_ptr, biases_ptr, limits_ptr, centres, features,
+    centres_ptr, shift_ptr, codes_ptr, biases_ptr, limits_ptr, centres, features, stride,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """codes ← rounded −2g(c − shift), biases ← g‖c − shift‖²;
-    limits ← max ‖2gc‖, max ‖2gc − code‖, max bias."""
+    """codes ← rounded −2g(c − shift), biases ← g‖c − shift‖²; limits ← max ‖2gc‖, max ‖2gc − code‖, max bias.
+    Codes are filled up with zeros to whole tiles as wide as `stride`; infinite biases keep rows off these."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = k < centres
     largest = tl.load(limits_ptr + 3)
     scale = _power(tl.minimum(tl.maximum(254 - _exponent(largest), 64), 190)).to(tl.float64)
     size = tl.zeros((BLOCK,), tl.float64)
     lost = tl.zeros((BLOCK,), tl.float64)
-    for first in range(0, features, WIDTH):
+    for first in range(0, stride, WIDTH):
         d = first + tl.arange(0, WIDTH)
         here = inside[:, None] & (d < features)[None, :]
-        place = k[:, None] * features + d[None, :]
-        centre = tl.load(centres_ptr + place, mask=here, other=0.0)
+        centre = tl.load(centres_ptr + k[:, None] * features + d[None, :], mask=here, other=0.0)
         shift = tl.load(shift_ptr + d, mask=d < features, other=0.0).to(tl.float64)
         moved = tl.where(here, centre - shift[None, :], 0.0) * scale * -2.0
         code = moved.to(tl.float32).to(tl.float16)
-        tl.store(codes_ptr + place, code, mask=here)
+        tl.store(codes_ptr + k[:, None] * stride + d[None, :], code)
         rest = moved - code.to(tl.float64)
         size += tl.sum(moved * moved, 1)
         lost += tl.sum(rest * rest, 1)
     bias = (size / (4.0 * scale)).to(tl.float32)
-    tl.store(biases_ptr + k, bias, mask=inside)
+    tl.store(biases_ptr + k, tl.where(inside, bias, float("inf")))
     # Limits are rounded up. Where centres are beyond any sensible size, all is left to float64.
     sane = largest < 1e12
     size = tl.where(sane, tl.sqrt(size) * 1.000001, float("inf"))
@@ -116,26 +125,19 @@ def _moved(x_ptr, shift_ptr, n, d, rows, features, FULL: tl.constexpr):  # type:
 
 
 @triton.jit
-def _codes(codes_ptr, k, d, centres, features, FULL: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile of the coded centres, turned: (WIDTH, CENTRES)."""
-    place = codes_ptr + k[None, :] * features + d[:, None]
-    if FULL and EVEN:
-        return tl.load(place)
-    else:
-        here = (d < features)[:, None] & (k < centres)[None, :]
-        return tl.load(place, mask=here, other=0.0)
-
-
-@triton.jit
 def _search(  # type: ignore[no-untyped-def]
-    x_ptr, shift_ptr, codes_ptr, biases_ptr, limits_ptr, labels_ptr, few_ptr, open_ptr, counters_ptr,
-    rows, centres, features,
+    x_ptr, shift_ptr, codes_ptr, biases_ptr, limits_ptr, labels_ptr, notes_ptr, details_ptr,
+    rows, centres, features, stride,
     ROWS: tl.constexpr, CENTRES: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
-    WHOLE: tl.constexpr, FULL: tl.constexpr, EVEN: tl.constexpr, FAR: tl.constexpr,
+    WHOLE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """labels ← the nearest centre where half precision can tell. Rows where at most two tiles and two columns
-    come close go to `few` (row, tiles, columns), all others to `open` (row, near columns as bits). TILES is a
-    power of two, at least the number of tiles; a tile's number lies in the lowest bits of its minimum."""
+    """labels ← the nearest centre where half precision can tell, notes ← 0 there. Elsewhere
+
+        notes ← 1 + 4·(lowest near column) + 256·(highest),   + 2 if more than two tiles or columns are near
+        details ← near tiles, 2¹⁶·upper + lower; near columns as bits, in two words
+
+    TILES is a power of two, at least the number of tiles; a tile's number lies in the lowest bits of its
+    minimum."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lane = tl.arange(0, CENTRES)
     d = tl.arange(0, WIDTH)
@@ -178,21 +180,16 @@ def _search(  # type: ignore[no-untyped-def]
     for start in range(0, centres, CENTRES):
         k = start + lane
         if WHOLE:
-            code = _codes(codes_ptr, k, d, centres, features, FULL, EVEN)
-            score = tl.dot(coded, code)
+            score = tl.dot(coded, tl.load(codes_ptr + k[None, :] * stride + d[:, None]))
         else:
             score = tl.zeros((ROWS, CENTRES), tl.float32)
             for offset in range(0, features, WIDTH):
-                code = _codes(codes_ptr, k, offset + d, centres, features, FULL, EVEN)
+                code = tl.load(codes_ptr + k[None, :] * stride + offset + d[:, None])
                 part = _moved(x_ptr, shift_ptr, n, offset + d, rows, features, FULL) * scale[:, None]
                 score = tl.dot(part.to(tl.float16), code, score)
-        if EVEN:
-            score += scale[:, None] * tl.load(biases_ptr + k)[None, :]
-        else:
-            bias = tl.load(biases_ptr + k, mask=k < centres, other=0.0)
-            score = tl.where((k < centres)[None, :], score + scale[:, None] * bias[None, :], FAR)
+        score += scale[:, None] * tl.load(biases_ptr + k)[None, :]
         best = tl.minimum(best, score)
-        least = tl.min(score, 1)
+        least = tl.minimum(tl.min(score, 1), FAR)
         least = ((least.to(tl.int32, bitcast=True) & -TILES) | (start // CENTRES)).to(
             tl.float32, bitcast=True
         )
@@ -213,26 +210,17 @@ def _search(  # type: ignore[no-untyped-def]
     # A comparison with what is not a number fails, which leaves the row open.
     narrow = inside & (columns >= 1) & (columns <= 2) & (third > limit)
     settled = narrow & (columns == 1) & (rival == tile)
-    some = narrow & (settled == 0)
-    amount = tl.sum(some.to(tl.int32), 0)
-    if amount > 0:
-        place = 5 * (tl.atomic_add(counters_ptr, amount) + tl.cumsum(some.to(tl.int32), 0) - 1)
-        tl.store(few_ptr + place, n, mask=some)
-        tl.store(few_ptr + place + 1, tl.minimum(tile, rival) * CENTRES, mask=some)
-        tl.store(few_ptr + place + 2, tl.maximum(tile, rival) * CENTRES, mask=some)
-        tl.store(few_ptr + place + 3, low, mask=some)
-        tl.store(few_ptr + place + 4, high, mask=some)
-    unsettled = inside & (narrow == 0)
-    amount = tl.sum(unsettled.to(tl.int32), 0)
-    if amount > 0:
-        place = 3 * (tl.atomic_add(counters_ptr + 1, amount) + tl.cumsum(unsettled.to(tl.int32), 0) - 1)
+    note = 1 + tl.where(narrow, 0, 2) + (tl.minimum(low, CENTRES - 1) << 2) + (high << 8)
+    tl.store(notes_ptr + n, tl.where(settled, 0, note), mask=inside)
+    unsure = inside & (settled == 0)
+    if tl.max(unsure.to(tl.int32), 0) > 0:
         bit = (1 << (lane & 31))[None, :]
         left = tl.sum(tl.where(near & (lane < 32)[None, :], bit, 0), 1)
         right = tl.sum(tl.where(near & (lane >= 32)[None, :], bit, 0), 1)
-        none = columns == 0
-        tl.store(open_ptr + place, n, mask=unsettled)
-        tl.store(open_ptr + place + 1, tl.where(none, -1, left), mask=unsettled)
-        tl.store(open_ptr + place + 2, tl.where(none, -1, right), mask=unsettled)
+        tiles = tl.minimum(tile, rival) | (tl.maximum(tile, rival) << 16)
+        tl.store(details_ptr + n, tiles, mask=unsure)
+        tl.store(details_ptr + rows + n, left, mask=unsure)
+        tl.store(details_ptr + 2 * rows + n, right, mask=unsure)
 
 
 @triton.jit
@@ -245,28 +233,46 @@ def _compare(x, centres_ptr, k, d, here, centres, features):  # type: ignore[no-
 
 
 @triton.jit
+def _next(left, right, column):  # type: ignore[no-untyped-def]
+    """The lowest place of a bit in two words, and the words without it; `column` if there is none."""
+    word = tl.where(left != 0, left, right)
+    lowest = word & -word
+    place = _exponent(lowest.to(tl.float32)) - 127 + tl.where(left != 0, 0, 32)
+    column = tl.where(word != 0, place, column)
+    return column, tl.where(left != 0, left ^ lowest, left), tl.where(left != 0, right, right ^ lowest)
+
+
+@triton.jit
 def _settle(  # type: ignore[no-untyped-def]
-    x_ptr, centres_ptr, labels_ptr, few_ptr, open_ptr, counters_ptr, centres, features,
-    FEW: tl.constexpr, WIDTH: tl.constexpr, CENTRES: tl.constexpr, TILES: tl.constexpr,
+    x_ptr, centres_ptr, labels_ptr, notes_ptr, details_ptr, list_ptr, rows, centres, features,
+    SPAN: tl.constexpr, FEW: tl.constexpr, SOME: tl.constexpr, WIDTH: tl.constexpr, CENTRES: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
-    """labels ← the nearest by float64 differences, of four candidates or of all in some columns, TILES tiles
-    at a time."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    total = tl.load(counters_ptr)
-    for first in range(program * FEW, total, programs * FEW):
+    """labels ← the nearest by float64 differences of the rows with notes, of four candidates or of all in
+    some columns, SOME of them and TILES tiles at a time. A program's rows are listed first: those of four
+    candidates from the front of its part of the list, others from its end."""
+    start = tl.program_id(0) * SPAN
+    every = start + tl.arange(0, SPAN)
+    note = tl.load(notes_ptr + every, mask=every < rows, other=0)
+    some, wide = ((note & 3) == 1).to(tl.int32), ((note & 3) == 3).to(tl.int32)
+    tl.store(list_ptr + start + tl.cumsum(some, 0) - 1, every, mask=some > 0)
+    tl.store(list_ptr + start + SPAN - tl.cumsum(wide, 0), every, mask=wide > 0)
+    tl.debug_barrier()
+    total = tl.sum(some, 0)
+    for first in range(0, total, FEW):
         i = first + tl.arange(0, FEW)
         ok = i < total
-        n = tl.load(few_ptr + 5 * i, mask=ok, other=0)
-        tile = tl.load(few_ptr + 5 * i + 1, mask=ok, other=0)
-        rival = tl.load(few_ptr + 5 * i + 2, mask=ok, other=0)
-        low = tl.load(few_ptr + 5 * i + 3, mask=ok, other=0)
-        high = tl.load(few_ptr + 5 * i + 4, mask=ok, other=0)
+        n = tl.load(list_ptr + start + i, mask=ok, other=0)
+        word = tl.load(notes_ptr + n, mask=ok, other=0)
+        tiles = tl.load(details_ptr + n, mask=ok, other=0)
+        tile, rival = (tiles & 65535) * CENTRES, (tiles >> 16) * CENTRES
+        low, high = (word >> 2) & 63, (word >> 8) & 63
         squared_a = tl.zeros((FEW,), tl.float64)
         squared_b = tl.zeros((FEW,), tl.float64)
         squared_c = tl.zeros((FEW,), tl.float64)
         squared_d = tl.zeros((FEW,), tl.float64)
-        for start in range(0, features, WIDTH):
-            d = start + tl.arange(0, WIDTH)
+        for offset in range(0, features, WIDTH):
+            d = offset + tl.arange(0, WIDTH)
             here = ok[:, None] & (d < features)[None, :]
             x = tl.load(x_ptr + n.to(tl.int64)[:, None] * features + d[None, :], mask=here, other=0.0)
             x = x.to(tl.float64)
@@ -282,60 +288,38 @@ def _settle(  # type: ignore[no-untyped-def]
         label, squared = tl.where(closer, tile + high, label), tl.where(closer, squared_b, squared)
         closer = squared_a <= squared
         tl.store(labels_ptr + n, tl.where(closer, tile + low, label), mask=ok)
-    total = tl.load(counters_ptr + 1)
-    for i in range(program, total, programs):
-        n = tl.load(open_ptr + 3 * i).to(tl.int64)
-        left, right = tl.load(open_ptr + 3 * i + 1), tl.load(open_ptr + 3 * i + 2)
+    for i in range(tl.sum(wide, 0)):
+        n = tl.load(list_ptr + start + SPAN - 1 - i).to(tl.int64)
+        left, right = tl.load(details_ptr + rows + n), tl.load(details_ptr + 2 * rows + n)
+        # Where nothing compares, as with what is not a number, all are looked at.
+        none = (left | right) == 0
+        left, right = tl.where(none, -1, left), tl.where(none, -1, right)
         nearest = tl.full((), float("inf"), tl.float64)
         label = NOBODY + tl.zeros((), tl.int32)
-        for column in range(0, CENTRES):
-            word = tl.where(column < 32, left, right)
-            if (word >> (column & 31)) & 1 != 0:
-                for first in range(0, tl.cdiv(centres, CENTRES), TILES):
-                    k = (first + tl.arange(0, TILES)) * CENTRES + column
-                    real = k < centres
-                    squared = tl.zeros((TILES,), tl.float64)
-                    for start in range(0, features, WIDTH):
-                        d = start + tl.arange(0, WIDTH)
-                        x = tl.load(x_ptr + n * features + d, mask=d < features, other=0.0).to(tl.float64)
-                        here = real[:, None] & (d < features)[None, :]
-                        squared += _compare(x[None, :], centres_ptr, k, d, here, centres, features)
-                    squared = tl.where(real, squared, float("inf"))
-                    smallest = tl.min(squared, 0)
-                    number = tl.min(tl.where(real & (squared == smallest), k, NOBODY), 0)
-                    closer = (smallest < nearest) | ((smallest == nearest) & (number < label))
-                    label = tl.where(closer, number, label)
-                    nearest = tl.where(closer, smallest, nearest)
+        j = tl.arange(0, SOME * TILES)
+        while (left | right) != 0:
+            # The next near columns, the last of them again where they are fewer.
+            column, left, right = _next(left, right, 0)
+            columns = tl.where(j < TILES, column, 0)
+            for part in tl.static_range(1, SOME):
+                column, left, right = _next(left, right, column)
+                columns = tl.where(j // TILES == part, column, columns)
+            for first in range(0, tl.cdiv(centres, CENTRES), TILES):
+                k = (first + j % TILES) * CENTRES + columns
+                real = k < centres
+                squared = tl.zeros((SOME * TILES,), tl.float64)
+                for offset in range(0, features, WIDTH):
+                    d = offset + tl.arange(0, WIDTH)
+                    x = tl.load(x_ptr + n * features + d, mask=d < features, other=0.0).to(tl.float64)
+                    here = real[:, None] & (d < features)[None, :]
+                    squared += _compare(x[None, :], centres_ptr, k, d, here, centres, features)
+                squared = tl.where(real, squared, float("inf"))
+                smallest = tl.min(squared, 0)
+                number = tl.min(tl.where(real & (squared == smallest), k, NOBODY), 0)
+                closer = (smallest < nearest) | ((smallest == nearest) & (number < label))
+                label = tl.where(closer, number, label)
+                nearest = tl.where(closer, smallest, nearest)
         tl.store(labels_ptr + n, tl.where(label == NOBODY, 0, label))
-
-
-@triton.jit
-def _collect(  # type: ignore[no-untyped-def]
-    x_ptr, weights_ptr, order_ptr, labels_ptr, sums_ptr, counts_ptr, rows, features,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, WEIGHTED: tl.constexpr,
-):  # fmt: skip
-    """sums, counts += those of ROWS rows in the order of their labels, one run of equal labels at a time."""
-    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    d = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    ok, wide = i < rows, d < features
-    n = tl.load(order_ptr + i, mask=ok, other=0).to(tl.int64)
-    label = tl.load(labels_ptr + i, mask=ok, other=-1).to(tl.int32)
-    x = tl.load(x_ptr + n[:, None] * features + d[None, :], mask=ok[:, None] & wide[None, :], other=0.0)
-    weight = tl.load(weights_ptr + n, mask=ok, other=0.0) if WEIGHTED else ok.to(tl.float64)
-    current = tl.min(tl.where(ok, label, NOBODY), 0)
-    last = tl.max(label, 0)
-    while current <= last:
-        mine = label == current
-        if WEIGHTED:
-            share = tl.where(mine, weight, 0.0)
-            total = tl.sum(share[:, None] * x.to(tl.float64), 0)
-        else:
-            share = mine.to(tl.float64)
-            total = tl.sum(tl.where(mine[:, None], x, 0.0).to(tl.float64), 0)
-        tl.atomic_add(sums_ptr + current.to(tl.int64) * features + d, total, mask=wide, sem="relaxed")
-        if tl.program_id(1) == 0:
-            tl.atomic_add(counts_ptr + current, tl.sum(share, 0), sem="relaxed")
-        current = tl.min(tl.where(label > current, label, NOBODY), 0)
 
 
 def supports(rows: Tensor, centres: Tensor) -> bool:
@@ -344,8 +328,8 @@ def supports(rows: Tensor, centres: Tensor) -> bool:
         rows.is_cuda
         and rows.dtype == torch.float32
         and rows.is_contiguous()
-        and 0 < len(rows) < 2**31 // 5
-        and centres.shape[0] * centres.shape[1] < 2**31
+        and 0 < len(rows) < 2**31 // 4
+        and (centres.shape[0] + TILE.centres) * (centres.shape[1] + WIDEST) < 2**31
         and centres.shape[0] <= TILE.centres << MOST_TILE_BITS
     )
 
@@ -356,46 +340,30 @@ def nearest_labels(rows: Tensor, centres: Tensor, shift: Tensor, *, tile: Tile =
     rows (N, D) float32, centres (K, D) float64; `shift` (D,) float32 is a point amid the rows.
     """
     (n, features), k = rows.shape, centres.shape[0]
-    centres = centres.contiguous()
-    device = rows.device
-    codes = torch.empty(k, features, dtype=torch.float16, device=device)
-    biases = torch.empty(k, dtype=torch.float32, device=device)
-    small = torch.zeros(6, dtype=torch.float32, device=device)
-    limits, counters = small[:4], small[4:].view(torch.int32)
-    labels = torch.empty(n, dtype=torch.int32, device=device)
-    few, unsettled = (torch.empty(n, words, dtype=torch.int32, device=device) for words in (5, 3))
+    centres, device = centres.contiguous(), rows.device
     width = min(max(triton.next_power_of_2(features), 16), WIDEST)
+    stride, tiles = round_up(features, width), triton.cdiv(k, tile.centres)
+    codes = torch.empty(tiles * tile.centres, stride, dtype=torch.float16, device=device)
+    biases = torch.empty(len(codes), dtype=torch.float32, device=device)
+    limits = torch.zeros(4, dtype=torch.float32, device=device)
+    labels, notes = (torch.empty(n, dtype=torch.int32, device=device) for _ in range(2))
+    details = torch.empty(3, n, dtype=torch.int32, device=device)
     _measure[(triton.cdiv(k * features, 4096),)](centres, shift, limits, k * features, features, BLOCK=4096)
-    _encode[(triton.cdiv(k, 16),)](centres, shift, codes, biases, limits, k, features, BLOCK=16, WIDTH=width)
-    _search[(triton.cdiv(n, tile.rows),)](
-        rows, shift, codes, biases, limits, labels, few, unsettled, counters, n, k, features,
-        ROWS=tile.rows, CENTRES=tile.centres, WIDTH=width,
-        TILES=triton.next_power_of_2(triton.cdiv(k, tile.centres)), WHOLE=features <= width,
-        FULL=features % width == 0, EVEN=k % tile.centres == 0, FAR=3e38,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    _settle[(min(SETTLERS, n),)](
-        rows, centres, labels, few, unsettled, counters, k, features,
-        FEW=16, WIDTH=min(width, 64), CENTRES=tile.centres, TILES=16,
+    _encode[(len(codes) // 16,)](
+        centres, shift, codes, biases, limits, k, features, stride, BLOCK=16, WIDTH=width
+    )
+    if RESIDENT and tile == TILE and resident.takes(rows, tiles, stride):
+        resident.search(rows, shift, codes, biases, limits, labels, notes, details)
+    else:
+        _search[(triton.cdiv(n, tile.rows),)](
+            rows, shift, codes, biases, limits, labels, notes, details, n, k, features, stride,
+            ROWS=tile.rows, CENTRES=tile.centres, WIDTH=width, TILES=triton.next_power_of_2(tiles),
+            WHOLE=features <= width, FULL=features % width == 0, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    spans = triton.cdiv(n, SPAN)
+    _settle[(spans,)](
+        rows, centres, labels, notes, details, torch.empty(spans * SPAN, dtype=torch.int32, device=device),
+        n, k, features, SPAN=SPAN, FEW=FEW, SOME=SOME, WIDTH=min(width, 64), CENTRES=tile.centres, TILES=16,
+        num_warps=SETTLERS,
     )  # fmt: skip
     return labels
-
-
-def sums_by_label(
-    rows: Tensor, labels: Tensor, clusters: int, weights: Tensor | None = None, *, block: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Σ w·x (K, D) and Σ w (K,) of each cluster, in float64; labels (N,), weights (N,) float64."""
-    n, features = rows.shape
-    # A narrow key makes a shorter sort; equal labels keep their order.
-    ordered, order = (labels.to(torch.int16) if clusters <= 2**15 else labels).sort(stable=True)
-    if block is None:
-        # Few enough rows that most programs see one label, and that several fit on a multiprocessor.
-        block = min(max(triton.next_power_of_2(triton.cdiv(n, clusters)) // 8, 16), 128)
-    width = min(max(triton.next_power_of_2(features), 16), 64)
-    flat = torch.zeros(clusters * (features + 1), dtype=torch.float64, device=rows.device)
-    sums, counts = flat[: clusters * features].view(clusters, features), flat[clusters * features :]
-    _collect[(triton.cdiv(n, block), triton.cdiv(features, width))](
-        rows, rows if weights is None else weights, order, ordered, sums, counts, n, features,
-        ROWS=block, WIDTH=width, WEIGHTED=weights is not None, num_warps=8 if block > 128 else 4,
-    )  # fmt: skip
-    return sums, counts

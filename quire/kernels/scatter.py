@@ -6,7 +6,8 @@ A number of about 1 is the sum of two halves, z = h + l, of eleven bits each. Of
 then consists of, hhᵀ, hlᵀ and lhᵀ are taken and llᵀ, 2⁻²² of the whole, is left out. Only tiles on and above
 the diagonal are computed. Tensor cores cut digits off when they add, so each step starts from zero and is
 added by ordinary arithmetic; the sums of all programs are added in float64. `one` is 1: being unknown to the
-compiler, it keeps it from making one long sum of the steps again.
+compiler, it keeps it from making one long sum of the steps again. On Hopper GPUs, `quire.kernels.gram` takes
+the same sums.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+try:
+    from quire.kernels import gram as hopper
+
+    HOPPER = True
+except ImportError:  # a Triton without Gluon, or one that has it elsewhere
+    HOPPER = False
 
 
 class Tile(NamedTuple):
@@ -38,6 +46,8 @@ HEAD = 128
 """Rows that say how large a column is."""
 MOST_CHECKED = 4
 """Parts of such sums that are taken twice."""
+BLOCK = 8
+"""Columns and rows that a program adds up over all parts."""
 
 
 @triton.jit
@@ -116,48 +126,119 @@ def partial_sums(x: Tensor, shift: Tensor, factor: Tensor, tile: Tile = TILE) ->
     total = torch.empty(parts, features, device=x.device)
     gram = torch.empty(parts, features, features, device=x.device)
     _scatter[(tiles * tiles, parts)](
-        x.contiguous(), shift, factor, total, gram, rows, features, 1.0,
+        x, shift, factor, total, gram, rows, features, 1.0,
         ROWS=tile.rows, COLUMNS=tile.columns, STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return total, gram
 
 
+@triton.jit
+def _add_parts(  # type: ignore[no-untyped-def]
+    totals_ptr, grams_ptr, i, j, parts, step, few, features, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    MIRRORED: tl.constexpr,
+):  # fmt: skip
+    """Σ over all parts, over every `step`-th of the first, and of the totals. MIRRORED: means of the first
+    two with their transposes."""
+    inside = (i < features)[:, None] & (j < features)[None, :]
+    place = i[:, None] * features + j[None, :]
+    turned = j[:, None] * features + i[None, :]
+    gram, some = tl.zeros((BLOCK, BLOCK), tl.float64), tl.zeros((BLOCK, BLOCK), tl.float64)
+    other, others = tl.zeros((BLOCK, BLOCK), tl.float64), tl.zeros((BLOCK, BLOCK), tl.float64)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, parts, PARTS):
+        for number in tl.static_range(PARTS):
+            p = start + number
+            chosen = (p % step == 0) & (p < few * step)
+            base = grams_ptr + p.to(tl.int64) * features * features
+            value = tl.load(base + place, mask=inside & (p < parts), other=0.0).to(tl.float64)
+            gram += value
+            some += tl.where(chosen, value, 0.0)
+            if MIRRORED:
+                mirror = tl.load(base + turned, mask=tl.trans(inside) & (p < parts), other=0.0).to(tl.float64)
+                other += mirror
+                others += tl.where(chosen, mirror, 0.0)
+                column = tl.load(totals_ptr + p * features + j, mask=(j < features) & (p < parts), other=0.0)
+                total += column.to(tl.float64)
+    if MIRRORED:
+        gram, some = (gram + tl.trans(other)) * 0.5, (some + tl.trans(others)) * 0.5
+    return gram, some, total
+
+
+@triton.jit
+def _add_up(  # type: ignore[no-untyped-def]
+    totals_ptr, grams_ptr, factor_ptr, total_ptr, gram_ptr, part_ptr, parts, step, few, features, columns,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """total ← Σ z, gram ← Σ zzᵀ, and part ← that of each `step`-th of the first parts, `few` of them; in
+    float64, and as if all factors were 1. Of tiles of `columns` below the diagonal nothing is read; one on it
+    is meant to be the mean with its transpose."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first, second = tl.program_id(0) * BLOCK // columns, tl.program_id(1) * BLOCK // columns
+    if first > second:
+        return
+    inside = (i < features)[:, None] & (j < features)[None, :]
+    place = i[:, None] * features + j[None, :]
+    left = tl.load(factor_ptr + i, mask=i < features, other=1.0).to(tl.float64)
+    right = tl.load(factor_ptr + j, mask=j < features, other=1.0).to(tl.float64)
+    whole = left[:, None] * right[None, :]
+    if first == second:
+        gram, some, total = _add_parts(
+            totals_ptr, grams_ptr, i, j, parts, step, few, features, BLOCK, PARTS, True
+        )
+        tl.store(gram_ptr + place, gram / whole, mask=inside)
+        tl.store(part_ptr + place, some / whole, mask=inside)
+        tl.store(total_ptr + j, total / right, mask=j < features)
+    else:
+        gram, some, total = _add_parts(
+            totals_ptr, grams_ptr, i, j, parts, step, few, features, BLOCK, PARTS, False
+        )
+        turned = j[:, None] * features + i[None, :]
+        tl.store(gram_ptr + place, gram / whole, mask=inside)
+        tl.store(part_ptr + place, some / whole, mask=inside)
+        tl.store(gram_ptr + turned, tl.trans(gram / whole), mask=tl.trans(inside))
+        tl.store(part_ptr + turned, tl.trans(some / whole), mask=tl.trans(inside))
+
+
 def scatter_sums(
-    x: Tensor, shift: Tensor, checked: int, columns: slice, tile: Tile = TILE
+    x: Tensor, shift: Tensor, checked: int, columns: slice, tile: Tile | None = None
 ) -> dict[str, Tensor]:
     """What `quire.functional.scatter.moments` gives for z = x − s; one product of `checked` is taken twice,
     with some of its columns."""
     x, features = x.contiguous(), x.shape[1]
+    hops = tile is None and HOPPER and hopper.takes(x)
+    tile = TILE if tile is None else tile
+    span, width = (hopper.span_of(x), hopper.COLUMNS) if hops else (tile.rows, tile.columns)
     # Columns of about 1 keep both halves within the range of half precision.
     factor = torch.empty(features, device=x.device)
     _measure[(triton.cdiv(features, 32),)](
         x, shift, factor, min(len(x), HEAD), features, BLOCK=32, num_warps=1
     )
     found: dict[str, Tensor] = {}
-    for part in x.split(tile.rows * max(1, PARTIAL_NUMBERS // features**2)):
-        totals, grams = partial_sums(part, shift, factor, tile)
-        step = max(checked, len(part) // (tile.rows * MOST_CHECKED))
-        sample = part[: len(part) // tile.rows * tile.rows].view(-1, tile.rows, features)[::step]
+    blocks = triton.cdiv(features, BLOCK)
+    for rows in x.split(span * max(1, PARTIAL_NUMBERS // features**2)):
+        if hops:
+            totals, grams = hopper.partial_sums(rows, shift, factor, span)
+        else:
+            totals, grams = partial_sums(rows, shift, factor, tile)
+        step = max(checked, len(rows) // (span * MOST_CHECKED))
+        sample = rows[: len(rows) // span * span].view(-1, span, features)[::step]
         if not len(sample):
-            sample, grams = part[None], grams[:1]
-        z = (sample.double() - shift).flatten(0, 1)
-        some = z[:, columns].contiguous()
+            sample = rows[None]
+        gram, part = shift.new_empty(2, features, features).unbind(0)
+        total = torch.empty_like(shift)
+        _add_up[(blocks, blocks)](
+            totals, grams, factor, total, gram, part, len(grams), step, len(sample), features, width,
+            BLOCK=BLOCK, PARTS=16, num_warps=1,
+        )  # fmt: skip
+        z = torch.sub(sample, shift).flatten(0, 1)
+        squares = part.diagonal()
         sums = {
-            "total": totals.sum(0, dtype=torch.float64),
-            "gram": grams.sum(0, dtype=torch.float64),
-            "part": grams[: len(sample) * step : step].sum(0, dtype=torch.float64),
-            "exact": z.mT @ some,
-            "checked": z.norm().square(),
-            "checked_columns": some.norm().square(),
+            "total": total,
+            "gram": gram,
+            "error": part[:, columns] - z.mT @ z[:, columns],
+            "checked": squares.sum(),
+            "checked_columns": squares[columns].sum(),
         }
         found = {name: found[name] + value for name, value in sums.items()} if found else sums
-    factor = factor.double()
-    whole = torch.outer(factor, factor)
-    part = symmetric(found.pop("part") / whole)
-    error = part[:, columns] - found.pop("exact")
-    gram = symmetric(found["gram"] / whole)
-    return found | {"total": found["total"] / factor, "gram": gram, "error": error}
-
-
-def symmetric(upper: Tensor) -> Tensor:
-    return upper.triu() + upper.triu(1).mT
+    return found

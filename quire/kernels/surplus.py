@@ -19,13 +19,20 @@ from torch import Tensor
 
 
 @triton.jit
-def _log_sum(place, classes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _numbers(place, at, width, classes):  # type: ignore[no-untyped-def]
+    """Logits of a row, −∞ past the last class. What is loaded ends at the width: where that is a multiple of
+    16 and the classes are not, eight numbers are still read at a time."""
+    x = tl.load(place + at, at < width, float("-inf")).to(tl.float32)
+    return tl.where(at < classes, x, float("-inf"))
+
+
+@triton.jit
+def _log_sum(place, width, classes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """log Σ exp of a row, whatever its numbers are: each lane keeps the largest it has seen."""
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, classes, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        x = tl.load(place + columns, columns < classes, float("-inf")).to(tl.float32)
+        x = _numbers(place, start + tl.arange(0, BLOCK), width, classes)
         new = tl.maximum(top, x)
         # A lane that has seen −∞ alone: any finite number does.
         base = tl.where(new == float("-inf"), 0.0, new)
@@ -36,42 +43,52 @@ def _log_sum(place, classes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 @triton.jit
-def _surplus(logits, target, losses, stride, classes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _surplus(  # type: ignore[no-untyped-def]
+    logits, target, losses, stride, width, classes, ignored, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     place = logits + row * stride
     label = tl.load(target + row)
     columns = tl.arange(0, BLOCK)
-    base = tl.max(tl.load(place + columns, columns < classes, float("-inf")).to(tl.float32), 0)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, classes, BLOCK):
-        x = tl.load(place + start + columns, start + columns < classes, float("-inf")).to(tl.float32)
-        total += tl.exp(x - base)
-    log_total = base + tl.log(tl.sum(total, 0))
-    # Infinite, or not a number where the first ones were all −∞.
-    if (log_total - log_total) != 0.0:
-        log_total = _log_sum(place, classes, BLOCK)
-    tl.store(losses + row, log_total - tl.load(place + label).to(tl.float32))
-    tl.debug_barrier()  # the label's logit is read before it is overwritten
-    for start in range(0, classes, BLOCK):
-        at = start + columns
-        x = tl.load(place + at, at < classes, float("-inf")).to(tl.float32)
-        found = tl.exp(x - log_total) - tl.where(at == label, 1.0, 0.0)
-        tl.store(place + at, found.to(logits.dtype.element_ty), at < classes)
+    if label == ignored:
+        tl.store(losses + row, 0.0)
+        for start in range(0, width, BLOCK):
+            at = start + columns
+            tl.store(place + at, tl.zeros((BLOCK,), logits.dtype.element_ty), at < width)
+    else:
+        base = tl.max(_numbers(place, columns, width, classes), 0)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, classes, BLOCK):
+            total += tl.exp(_numbers(place, start + columns, width, classes) - base)
+        log_total = base + tl.log(tl.sum(total, 0))
+        # Infinite, or not a number where the first ones were all −∞.
+        if (log_total - log_total) != 0.0:
+            log_total = _log_sum(place, width, classes, BLOCK)
+        tl.store(losses + row, log_total - tl.load(place + label).to(tl.float32))
+        tl.debug_barrier()  # the label's logit is read before it is overwritten
+        for start in range(0, width, BLOCK):
+            at = start + columns
+            x = _numbers(place, at, width, classes)
+            found = tl.exp(x - log_total) - tl.where(at == label, 1.0, 0.0)
+            tl.store(place + at, found.to(logits.dtype.element_ty), at < width)
 
 
 @torch.library.custom_op("quire::surplus_", mutates_args=("logits",))
-def surplus_(logits: Tensor, target: Tensor) -> Tensor:
-    """(N, V) logits become softmax − onehot(target) in their own type; −log p of the targets (N,) is returned
-    in float32. Targets are classes 0 … V − 1."""
-    rows, classes = logits.shape
+def surplus_(logits: Tensor, target: Tensor, classes: int, ignored: int) -> Tensor:
+    """The first V = `classes` columns of (N, ≥ V) logits become softmax − onehot(target) in their own type,
+    the others 0; −log p of the targets (N,) is returned in float32. Targets are classes 0 … V − 1, or
+    `ignored`, for which all is 0."""
+    rows, width = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        block = min(2048, triton.next_power_of_2(classes))
-        warps = 8 if block == 2048 else 4
-        _surplus[(rows,)](logits, target, losses, logits.stride(0), classes, BLOCK=block, num_warps=warps)
+        block = min(2048, triton.next_power_of_2(width))
+        _surplus[(rows,)](
+            logits, target, losses, logits.stride(0), width, classes, ignored, BLOCK=block,
+            num_warps=8 if block == 2048 else 4,
+        )  # fmt: skip
     return losses
 
 
 @surplus_.register_fake
-def _(logits: Tensor, target: Tensor) -> Tensor:
+def _(logits: Tensor, target: Tensor, classes: int, ignored: int) -> Tensor:
     return torch.empty(len(logits), dtype=torch.float32, device=logits.device)

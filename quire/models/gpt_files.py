@@ -89,6 +89,14 @@ def _fields(weights: Mapping[str, Tensor], described: Mapping[str, Any], path: P
             expected="a number of heads that divides the width",
             fix="put the model's config.json, which has n_head, beside the file",
         )
+    epsilon = described.get("layer_norm_epsilon", 1e-5)
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
+        raise DataError(
+            f"layer_norm_epsilon is {epsilon!r}",
+            path=path.with_name("config.json"),
+            expected="a small positive number",
+            fix="take the files of a plain GPT-2",
+        )
     return {
         "vocab_size": vocab_size,
         "context": context,
@@ -99,7 +107,7 @@ def _fields(weights: Mapping[str, Tensor], described: Mapping[str, Any], path: P
         "tied": HEAD not in weights,
         "feedforward": None if feedforward == 4 * width else feedforward,
         "activation": ACTIVATIONS[described.get("activation_function", "gelu_new")],
-        "norm_epsilon": float(described.get("layer_norm_epsilon", 1e-5)),
+        "norm_epsilon": float(epsilon),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import zipfile
 from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from quire.errors import DataError
+from quire.files import is_bomb
 from quire.models.registry import BUILDERS
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_restricted(path: Path) -> Any:
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                unpacked = sum(member.file_size for member in archive.infolist())
+            if is_bomb(path, unpacked):
+                raise ValueError(f"a file of {path.stat().st_size} bytes that unpacks to {unpacked}")
         return torch.load(path, map_location="cpu", weights_only=True)
     # A damaged file ends the reader in as many ways as there are bytes: KeyError, EOFError, RuntimeError, ...
     except Exception as problem:

@@ -104,9 +104,10 @@ def perturbed(
     weights = list(parameters)
     with torch.no_grad():
         originals = [weight.clone() for weight in weights]
-        for weight in weights:
-            weight.copy_(gaussian_noise(weight, std, generator))
     try:
+        with torch.no_grad():
+            for weight in weights:
+                weight.copy_(gaussian_noise(weight, std, generator))
         yield weights
     finally:
         with torch.no_grad():

@@ -9,6 +9,7 @@ import resource
 import sys
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,15 @@ from quire.train import Fit, Interrupted, StatisticsTask, evaluate, fit, fit_sta
 from quire.train.checkpoints import list_checkpoints
 from quire.train.evaluate import check_monitor, evaluation_batch
 from quire.train.folder import CHECKPOINTS, RunFolder, check_free, read_config
-from quire.train.processes import all_do, alone, first_does, lost_touch, processes
+from quire.train.processes import (
+    all_do,
+    alone,
+    first_does,
+    joined,
+    lost_touch,
+    processes,
+    who_is_gone,
+)
 from quire.train.progress import Progress, make_progress
 from quire.train.task import Task
 
@@ -69,16 +78,19 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
-def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcome:
+def execute(recipe: Recipe, options: RunOptions, *, command: str = "", shard: bool = False) -> Outcome:
     """Train `recipe` as `options` say and leave a complete run folder.
 
     Everything that can be wrong with the options or the data is found before the folder is made. Where
     several processes have joined, each calls this; the first keeps the run folder, and all have the outcome.
+    With `shard` they split the model among them.
     """
+    if shard:
+        all_do(lambda: check_shard(recipe, options))
     device = resolve_device(options.device)
     path = first_does(lambda: choose_path(recipe, options))
     plan = all_do(lambda: build(recipe, options))
-    learn = sweep if isinstance(plan.task, StatisticsTask) else descend
+    learn = sweep if isinstance(plan.task, StatisticsTask) else partial(descend, shard=shard)
     folder = all_do(lambda: open_folder(path, recipe, options, command))
     again = f"quire train {recipe.name} --resume {path}"
     try:
@@ -93,16 +105,43 @@ def execute(recipe: Recipe, options: RunOptions, *, command: str = "") -> Outcom
     except Exception as problem:
         if not lost_touch(problem):
             raise
-        if folder:
-            folder.log("failed: another process is gone")
         number, count = processes()
-        raise QuireError(
-            f"process {number} of {count} lost touch with another, which has failed or was ended",
+        gone = who_is_gone()
+        if folder:
+            folder.log(f"failed: lost touch with {gone}")
+        lost = QuireError(
+            f"process {number} of {count} lost touch with another, which has failed or was ended: {gone}",
             fix=f"see what that one says; go on with: {again}",
-        ) from problem
+        )
+        lost.lost_touch = True  # type: ignore[attr-defined]
+        raise lost from problem
     finally:
         if folder:
             folder.close()
+
+
+def check_shard(recipe: Recipe, options: RunOptions) -> None:
+    """Refuse to split what has nothing to split, or nobody to split it among."""
+    if not isinstance(options, DescentOptions):
+        raise InputError(
+            f"--parallel.shard with '{recipe.name}', which learns from sums over the data",
+            expected="a recipe that learns by descent",
+            fix="leave it out: the rows are shared out among the processes as it is",
+        )
+    if options.tune.lora.rank:
+        raise InputError(
+            f"--parallel.shard with --tune.lora.rank {options.tune.lora.rank}",
+            expected="weights that are trained themselves",
+            fix="leave it out; of the frozen weights there are neither gradients nor moments to split",
+        )
+    if options.train.compile:
+        raise InputError("--parallel.shard with --train.compile", expected="one of them", fix="leave one out")
+    if not joined():
+        raise InputError(
+            "--parallel.shard in one process",
+            expected="several to split the model among",
+            fix="add --nproc 2, or start with torchrun",
+        )
 
 
 def choose_path(recipe: Recipe, options: RunOptions) -> Path:
@@ -142,7 +181,7 @@ def check_descent(plan: Plan, options: DescentOptions) -> None:
         check_monitor(plan.task, plan.data.validation, options.train.monitor)
 
 
-def descend(plan: Plan, folder: RunFolder | None, device: torch.device) -> Fit:
+def descend(plan: Plan, folder: RunFolder | None, device: torch.device, *, shard: bool = False) -> Fit:
     options = plan.options
     assert isinstance(options, DescentOptions)
     progress = make_progress(options.quiet) if folder else Progress()
@@ -167,6 +206,7 @@ def descend(plan: Plan, folder: RunFolder | None, device: torch.device) -> Fit:
         device=device,
         store=folder,
         progress=progress,
+        shard=shard,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -78,8 +79,9 @@ def embed(svg: str, name: str, label: str) -> tuple[str, float]:
     except ElementTree.ParseError:
         root = None
     if root is not None and INK in svg and root.tag == _SVG + "svg" and all(map(_is_harmless, root.iter())):
-        width = (root.get("viewBox", "").split() + ["0"] * 4)[2]
-        return inline(_serialise(root), f"figures/{name}", label), float(width)
+        with suppress(ValueError, RecursionError):  # no width, or deeper than any picture of ours
+            width = float((root.get("viewBox", "").split() + ["0"] * 4)[2])
+            return inline(_serialise(root), f"figures/{name}", label), width
     data = base64.b64encode(svg.encode("utf-8", errors="replace")).decode()
     return f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(label)}">', 0.0
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import CheckpointError
-from quire.files import names_its_file, read_file
+from quire.files import names_its_file, parse_toml, read_file
 
 FORMAT = 1
 DRAWABLE = 1e300
@@ -106,7 +105,7 @@ class Run:
         return last
 
 
-TRAINER_VALUES = ("lr", "gradient_norm")
+TRAINER_VALUES = ("lr", "gradient_norm", "micro_batches")
 """Recorded beside the measures, but about the trainer rather than the model."""
 
 
@@ -146,7 +145,7 @@ def read_run(folder: Path) -> Run:
             fix="give the folder of a run; `quire runs` lists them",
         )
     try:
-        config = tomllib.loads(read_file(config_path).decode("utf-8"))
+        config = parse_toml(read_file(config_path))
     except (ValueError, RecursionError) as error:
         raise damaged(config_path, str(error)) from error
     check_format(config_path, config)
@@ -268,7 +267,14 @@ def read_predictions(run: Run, target: Target) -> Predictions | None:
         table = pq.read_table(path, columns=names)
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, str(error)) from error
-    columns = {name.removeprefix(target.prefix): table[name] for name in names if name != "row"}
+    try:
+        return _predictions(table, target, _level(schema.metadata or {}))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise damaged(path, f"its columns are not those of predictions ({error})") from error
+
+
+def _predictions(table: Any, target: Target, level: float | None) -> Predictions:
+    columns = {name.removeprefix(target.prefix): table[name] for name in table.column_names if name != "row"}
     if target.kind == "classification":
         truth, prediction = (_texts(columns.pop(name).to_pylist()) for name in ("truth", "prediction"))
         good = (truth != None) & (prediction != None)  # noqa: E711 (elementwise)
@@ -279,7 +285,7 @@ def read_predictions(run: Run, target: Target) -> Predictions | None:
         row=table["row"].to_numpy()[good],
         truth=truth[good],
         prediction=prediction[good],
-        level=_level(schema.metadata or {}),
+        level=level,
         left_out=int((~good).sum()),
         **{name: _numbers(column)[good] for name, column in columns.items()},
     )

@@ -290,7 +290,9 @@ class PrincipalComponents(StatisticsTask):
             noise_variance=rest / self._freedom() / max(rank - kept, 1),
         )  # fmt: skip
         for name, value in found.items():
-            setattr(self, name, value.to(self.mean.dtype).clone())  # what is saved has memory of its own
+            # What is saved has memory of its own, laid out as it will be once it is read again: products of
+            # it then round alike.
+            setattr(self, name, value.to(self.mean.dtype).clone(memory_format=torch.contiguous_format))
         self._left_out = float(rest) if kept < rank else 0.0
         return kept
 

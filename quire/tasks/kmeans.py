@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, TypeVar, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, final, get_args
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from quire.functional.clusters import (
     random_rows,
     relocate_empty,
     squared_distances,
+    step_at_once,
 )
 from quire.functional.nearest import (
     Backend,
@@ -40,11 +41,15 @@ from quire.functional.nearest import (
     cluster_sums,
     nearest_centres,
     pieces,
+    running_sums,
     takes_kernels,
 )
 from quire.functional.threads import one_thread, share_rows
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
+
+if TYPE_CHECKING:
+    from quire.kernels.grouped import RunningSums
 
 T = TypeVar("T")
 Start = Literal["k-means++", "random"]
@@ -118,7 +123,7 @@ class KMeansTask(StatisticsTask):
         self.trace: list[list[float]] = []
         """J of all starts, sweep by sweep; infinite before a start's first."""
         self._known: _Control | None = None
-        self._tallies: dict[int, Tally] = {}
+        self._tallies: dict[int, Tally | RunningSums] = {}
 
     centres: Tensor
     """(R, K, D)"""
@@ -250,16 +255,18 @@ class KMeansTask(StatisticsTask):
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         """Sums and counts of each active start, and candidates for the empty clusters of those that wait."""
         x, weights = as_rows(batch.inputs), batch.fields.get(WEIGHT)
-        sums, counts = torch.zeros_like(self.centres), torch.zeros_like(self.centres[..., 0])
-        now = self._control()
+        sums, counts, now = [], [], self._control()
         most = int(max(now.wanted))
         far = self.centres.new_zeros(self.starts, max(now.batches, 1), most, self.features + 4)
         for r in range(self.starts):
             if not now.active[r]:
+                sums.append(torch.zeros_like(self.centres[r]))
+                counts.append(torch.zeros_like(self.centres[r, :, 0]))
                 continue
             tally = self._tally(r, batch) if weights is None else None
             found = self._searched(r, x, weights, tally)
-            sums[r], counts[r] = found.sums, found.counts
+            sums.append(found.sums)
+            counts.append(found.counts)
             if now.wanted[r]:
                 some = farthest_rows(x, self.centres[r], found.labels, int(now.wanted[r]), weights=weights)
                 place = int(batch.rows[0]) * now.batches // now.rows
@@ -267,9 +274,12 @@ class KMeansTask(StatisticsTask):
                 far[r, place, : len(some.squared)] = torch.cat([torch.stack(columns, 1), some.rows], 1)
         layout = torch.ones_like(self.layout)
         layout[:1].fill_(len(x))
-        return {"sums": sums, "counts": counts, "layout": layout} | ({"far": far} if most else {})
+        totals = {"sums": _stacked(sums), "counts": _stacked(counts), "layout": layout}
+        return totals | ({"far": far} if most else {})
 
-    def _searched(self, start: int, x: Tensor, weights: Tensor | None, tally: Tally | None) -> ClusterSums:
+    def _searched(
+        self, start: int, x: Tensor, weights: Tensor | None, tally: Tally | RunningSums | None
+    ) -> ClusterSums:
         """Labels, sums and counts of rows under the centres of a start."""
         return cluster_sums(
             x, self.centres[start], weights=weights, shift=self.shift, radius=self._control().radius,
@@ -289,24 +299,45 @@ class KMeansTask(StatisticsTask):
             return [work(slice(0, len(rows)))]
         return share_rows(work, len(rows), least=SHARE_ROWS)
 
-    def _tally(self, start: int, batch: Batch) -> Tally | None:
-        """The sums of the last sweep, where all rows lie in a CPU's memory as they are."""
+    def _tally(self, start: int, batch: Batch) -> Tally | RunningSums | None:
+        """The sums of the last sweep, where all rows lie in memory as they are."""
         rows = as_rows(batch.inputs)
         place = rows.data_ptr()
-        if rows.device.type != "cpu" or len(rows) != self._control().rows or place != batch.inputs.data_ptr():
+        if len(rows) != self._control().rows or place != batch.inputs.data_ptr():
+            return None
+        kernels = rows.is_cuda and takes_kernels(rows, self.centres[start], self.backend)
+        if rows.device.type != "cpu" and not kernels:
             return None
         kept = self._tallies.get(start)
         if kept is None or kept.rows.data_ptr() != place:
+            make = running_sums if kernels else Tally
             with one_thread():
-                kept = Tally(rows, self.clusters, self.shift, self._control().radius)
-            self._tallies[start] = kept
+                kept = make(rows, self.clusters, self.shift, self._control().radius)
+            if kept is not None:
+                self._tallies[start] = kept
         return kept
+
+    def _advance_at_once(self, sums: Tensor, counts: Tensor) -> Tensor | None:
+        """What `advance` does where no start waits for rows, in two kernels; None where these cannot run."""
+        numbers = step_at_once(
+            sums, counts, backend=self.backend, centres=self.centres, shift=self.shift, squares=self.squares,
+            limit=self.tol * self.variance, exact=EXACT**2, most=self.max_iter, inertia=self.inertia,
+            active=self.active, iterations=self.iterations, wanted=self.wanted, radius=self.radius,
+            mass=self.mass, layout=self.layout,
+        )  # fmt: skip
+        if numbers is not None and self.starts > 1:
+            self.best.copy_(self.inertia.argmin())
+        return numbers
 
     @torch.no_grad()
     @one_thread()
     def advance(self, totals: Mapping[str, Tensor]) -> Tensor:
         """c_k ← S_k / n_k of the active starts."""
         sums, counts = totals["sums"], totals["counts"]
+        self.layout.copy_(totals["layout"])
+        free = self.centres.is_cuda and "far" not in totals
+        if free and (numbers := self._advance_at_once(sums, counts)) is not None:
+            return numbers
         found = inertia_from_sums(
             self.centres - self.shift, sums - counts[..., None] * self.shift, counts, self.squares
         )
@@ -327,7 +358,6 @@ class KMeansTask(StatisticsTask):
         self.iterations.add_(goes)
         self.active.logical_and_(~(goes & ((moved <= limit) | (self.iterations >= self.max_iter))))
         self.wanted.copy_(torch.where(waits, empty, 0))
-        self.layout.copy_(totals["layout"])
         self.best.copy_(self.inertia.argmin())
         return self._numbers()
 
@@ -406,6 +436,11 @@ class KMeansTask(StatisticsTask):
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         return cls(**{name: value for name, value in spec.items() if name != "task"})
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """One after the other; a single one as it is."""
+    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
 
 def _farthest(places: Tensor, count: int) -> Farthest:

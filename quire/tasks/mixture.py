@@ -68,6 +68,14 @@ class _Control(NamedTuple):
     """The starts that go on, or all if none does."""
 
 
+class _Fixed(NamedTuple):
+    state: tuple[int, int]
+    """Of the frame that it follows from."""
+    floor: Tensor
+    """What `reg_covar` adds to the covariances in the frame."""
+    log_determinant: Tensor
+
+
 @final
 @TASKS.register("mixture")
 class MixtureTask(StatisticsTask):
@@ -121,6 +129,7 @@ class MixtureTask(StatisticsTask):
         self.trace: list[list[float]] = []
         """The mean log-likelihoods of all starts, sweep by sweep; −∞ before a start's first."""
         self._known: _Control | None = None
+        self._of_frame: _Fixed | None = None
 
     weights: Tensor
     means: Tensor
@@ -267,7 +276,7 @@ class MixtureTask(StatisticsTask):
         moments = Moments(totals["counts"], totals["first"], totals["second"])
         shift = torch.where(totals["centred"] > 0, like.means, 0.0)
         mixture = mixture_update(moments, like, shift, self._floor())
-        bounds = totals["log_likelihood"] / totals["rows"] + self.frame.log_determinant()
+        bounds = totals["log_likelihood"] / totals["rows"] + self._fixed().log_determinant
         self.active[which] = (bounds - self.bounds[which]).abs() >= self.tol
         for name, value in mixture._asdict().items():
             getattr(self, name)[which] = value
@@ -275,7 +284,7 @@ class MixtureTask(StatisticsTask):
         self.sweeps[which] += 1
         self.best.copy_(self.bounds.argmax())
         self.cancels.copy_(cancellation(mixture))
-        return self._numbers(mixture)
+        return self._numbers()
 
     def swept(self, numbers: list[float]) -> Swept:
         """Done when the likelihood of no start changes by `tol`."""
@@ -287,6 +296,7 @@ class MixtureTask(StatisticsTask):
 
     def course(self, batch: Batch) -> Hashable:
         now = self._control()
+        self._fixed()  # not while it is recorded: it would be part of the record
         x, mixture = as_rows(batch.inputs), self._state()
         if batch.inputs.dtype == torch.float32 and takes_kernels(x, mixture, now.cancels, self.backend):
             return tuple(now.active)
@@ -295,12 +305,13 @@ class MixtureTask(StatisticsTask):
     def _control(self) -> _Control:
         """What the course of things depends on. A GPU is waited for once a sweep."""
         if self._known is None:
-            self._know(self._numbers(self._state()).tolist())
+            self._know(self._numbers().tolist())
         assert self._known is not None
         return self._known
 
-    def _numbers(self, mixture: Mixture) -> Tensor:
-        parts = (mixture.factors.isfinite().all(), self.cancels, self.active, self.bounds)
+    def _numbers(self) -> Tensor:
+        # What is not positive definite has factors that are not finite, and these are in ‖μ_k C_k‖².
+        parts = (self.cancels.isfinite(), self.cancels, self.active, self.bounds)
         return torch.cat([part.reshape(-1).double() for part in parts])
 
     def _know(self, numbers: list[float]) -> None:
@@ -319,7 +330,14 @@ class MixtureTask(StatisticsTask):
         return super().load_state_dict(*given, **options)
 
     def _floor(self) -> Tensor:
-        return self.frame.floor(self.reg_covar)
+        return self._fixed().floor
+
+    def _fixed(self) -> _Fixed:
+        """What follows from the frame alone, computed once and not in every sweep."""
+        state = self.scale.data_ptr(), self.scale._version
+        if self._of_frame is None or self._of_frame.state != state:
+            self._of_frame = _Fixed(state, self.frame.floor(self.reg_covar), self.frame.log_determinant())
+        return self._of_frame
 
     def _require_positive(self, positive: bool) -> None:
         if not positive:

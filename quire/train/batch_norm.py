@@ -5,7 +5,8 @@
 PyTorch's SyncBatchNorm does the same between GPUs alone; this does it wherever sums can be added, and a
 process without rows adds nothing but joins in. Two sums are added over the processes on the way forward (in
 two passes, so that the variance keeps its digits), and two on the way back, where the gradient of a sum is
-the sum of the gradients.
+the sum of the gradients. Whoever has run out of memory says so in the next sum, whichever it is, so all of
+these are sums of as many numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quire.errors import InputError
@@ -25,23 +26,24 @@ class _Add(torch.autograd.Function):
     """The sum over processes, whose gradient is the sum of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        total = value.clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total)
-        return total
+    def forward(ctx: Any, value: Tensor, meet: Meet) -> Tensor:
+        ctx.meet = meet
+        return meet(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _Add.apply(gradient)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Add.apply(gradient, ctx.meet), None
 
 
 Counting = Callable[[], float | None]
 """What a row of this process counts for: 1, or 0 where its rows are borrowed; None where it computes for
 itself."""
+Meet = Callable[[Tensor], Tensor]
+"""Adds a vector over the processes; see `Peers.meet`."""
 
 
 @torch.compiler.disable
-def whole_batch_norm(module: _BatchNorm, counting: Counting, x: Tensor) -> Tensor:
+def whole_batch_norm(module: _BatchNorm, counting: Counting, meet: Meet, x: Tensor) -> Tensor:
     """What `module` computes of x (N, C, …), with the moments of all processes while training."""
     own_moments = not module.training and module.running_mean is not None
     if own_moments:
@@ -51,7 +53,7 @@ def whole_batch_norm(module: _BatchNorm, counting: Counting, x: Tensor) -> Tenso
     counts = counting()
 
     def add(value: Tensor) -> Tensor:
-        return value if counts is None else _Add.apply(value * counts)
+        return value if counts is None else _Add.apply(value * counts, meet)
 
     shape = [1, -1] + [1] * (x.dim() - 2)
     others = [0, *range(2, x.dim())]
@@ -87,11 +89,11 @@ def _remember(module: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     module.running_var.lerp_(variance.to(module.running_var), share)
 
 
-def synchronise(task: nn.Module, counting: Counting) -> list[_BatchNorm]:
+def synchronise(task: nn.Module, counting: Counting, meet: Meet) -> list[_BatchNorm]:
     """Let every batch norm of `task` use the moments of all processes, until `separate` is called."""
     norms = [module for module in task.modules() if isinstance(module, _BatchNorm)]
     for module in norms:
-        module.forward = partial(whole_batch_norm, module, counting)  # type: ignore[method-assign]
+        module.forward = partial(whole_batch_norm, module, counting, meet)  # type: ignore[method-assign]
     return norms
 
 

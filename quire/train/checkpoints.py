@@ -11,11 +11,12 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 from torch import Tensor
@@ -27,9 +28,18 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 
 
+class Later(NamedTuple):
+    """A tensor that is made when its turn to be written has come."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """Named sets of tensors and named JSON documents; `step` is what it is called by."""
+    """Named sets of tensors and named JSON documents; `step` is what it is called by. Sets are written in
+    their order, and so is each of their tensors that is made then."""
 
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -54,12 +64,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
             shutil.rmtree(target)
     with folder_that_appears_whole(target) as temporary:
         for name, tensors in checkpoint.tensors.items():
+            if any(isinstance(value, Later) for value in tensors.values()):
+                _write_one_by_one(temporary / f"{name}.safetensors", tensors)
+                continue
             plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
             save_file(plain, temporary / f"{name}.safetensors")
         for name, document in checkpoint.documents.items():
             (temporary / f"{name}.json").write_bytes(canonical_json(document))
         files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": _digest(path.read_bytes())}
+            path.name: {"bytes": path.stat().st_size, "sha256": _digest_of_file(path)}
             for path in sorted(temporary.iterdir())
         }
         manifest = {"format": FORMAT, "step": checkpoint.step, "files": files}
@@ -70,6 +83,33 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     for leftover in folder.glob(".step-*.tmp"):  # of a process that was killed in a save
         shutil.rmtree(leftover, ignore_errors=True)
     return target
+
+
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""What safetensors calls them."""
+
+
+def _write_one_by_one(path: Path, tensors: Mapping[str, Tensor | Later]) -> None:
+    """A safetensors file (length of the header, header, numbers), with one tensor in memory at a time."""
+    header: dict[str, Any] = {}
+    end = 0
+    for key, value in tensors.items():
+        begin, end = end, end + torch.Size(value.shape).numel() * value.dtype.itemsize
+        entry = {"dtype": _TYPES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+        header[key] = entry
+    words = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    words += b" " * (-len(words) % 8)
+    with path.open("wb") as file:
+        file.write(len(words).to_bytes(8, "little") + words)
+        for value in tensors.values():
+            plain = value.make() if isinstance(value, Later) else value
+            content = plain.detach().cpu().contiguous().reshape(-1)
+            if content.numel():
+                file.write(content.view(torch.uint8).numpy().data)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -155,3 +195,8 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

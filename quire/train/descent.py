@@ -11,19 +11,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Literal
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from quire.data.batch import Data, epoch_order, steps_per_epoch
-from quire.errors import InputError
+from quire.data.batch import Data, epoch_order, ordered, steps_per_epoch
+from quire.errors import CheckpointError, InputError
 from quire.functional.regularise import EarlyStopping
 from quire.options import Optim, Train
 from quire.train.checkpoints import Checkpoint
 from quire.train.evaluate import check_monitor, evaluate, losses
 from quire.train.gradients import Sums, Weights
+from quire.train.groups import Group
 from quire.train.keeping import (
     Fit,
     Interrupt,
@@ -37,7 +38,8 @@ from quire.train.keeping import (
     place_task,
     snapshot,
 )
-from quire.train.peers import make_peers
+from quire.train.memory import told_of_memory
+from quire.train.peers import LEAST, make_peers
 from quire.train.processes import (
     all_do,
     from_all,
@@ -52,6 +54,9 @@ from quire.train.randomness import random_state, restore_random_state, seed_ever
 from quire.train.step import Stepper
 from quire.train.task import Task
 from quire.train.threads import threads_for
+
+if TYPE_CHECKING:
+    from quire.train.shard import Shards
 
 
 class Callback:
@@ -117,18 +122,20 @@ class Descent:
         progress: Progress,
         callbacks: Sequence[Callback],
         train_measures: bool,
+        shard: bool = False,
     ) -> None:
         if not len(data):
             raise InputError("no training rows", expected="at least one", fix="check the data and its split")
-        self.task, self.train, self.seed = place_task(task, device), train, seed
+        self.task, self.train, self.seed = place_task(task, device, shard=shard), train, seed
         data = in_streams(task, data, train.batch_size) if train.carry else data
         self.data, self.validation = place(data, device), place(validation, device) if validation else None
         if self.validation is not None:
             check_monitor(self.task, self.validation, train.monitor)
         self.batch_size = min(train.batch_size or len(data), len(data))
-        self.peers = make_peers(self.task, device)
+        self.peers = make_peers(self.task, device, shard=shard)
         if self.peers is not None:
             self._meet()
+        self.shards = self._shard(device) if shard else None
         self.steps_per_epoch = steps_per_epoch(len(data), self.batch_size)
         self.total = steps if steps is not None else round((epochs or 1) * self.steps_per_epoch)
         first = self.peers is None or self.peers.number == 0
@@ -176,6 +183,19 @@ class Descent:
             )
         give_to_all(itertools.chain(self.task.parameters(), self.task.buffers()), self.task.device)
 
+    def _shard(self, device: torch.device) -> Shards:
+        """Split the parameters among the processes."""
+        from quire.train.shard import Shards  # PyTorch's own part of it takes a while to import
+
+        assert self.peers is not None
+        if self.train.compile:
+            raise InputError(
+                "--parallel.shard with --train.compile", expected="one of them", fix="leave one out"
+            )
+        batch = next(iter(ordered(self.data, LEAST, LEAST))).to(device)
+        self.peers.shards = Shards(self.task, device, batch)
+        return self.peers.shards
+
     def operations(self) -> int:
         """A step's floating-point operations: 6 a weight and sample, and as often for a filter as the
         input has places, which is an upper bound."""
@@ -195,7 +215,8 @@ class Descent:
         checkpoint = all_do(lambda: self.store.resume() if self.store else None)
         if self.peers is not None:
             self.keeps = from_first(self.keeps)
-            checkpoint = give_checkpoint_to_all(checkpoint, self.device)
+            keep = self.shards.keep if self.shards else None
+            checkpoint = give_checkpoint_to_all(checkpoint, self.device, keep)
         if checkpoint:
             self.restore(checkpoint)
         first, self.began = self.step, time.perf_counter()
@@ -209,8 +230,9 @@ class Descent:
                 while self.step < self.total and stopped == "finished":
                     if self._run_epoch():
                         stopped = "early"
-            self.stepper.settle()
-            self._finish()
+                self.stepper.settle()
+                self._finish()
+                self._heed_late()
         finally:
             self.progress.finish()
         for callback in self.callbacks:
@@ -238,6 +260,8 @@ class Descent:
                 peers.tell(self.interrupt.number, self.asked_to_stop)
             self.running.add(*self.stepper.step(batch.to(self.device), self.step))
             self.step += 1
+            if self.stepper.parts.shortages:
+                self._tell(self.stepper.parts.told(len(batch)))
             if self.average is not None:
                 self._update_average()
             for callback in self.step_callbacks:
@@ -270,6 +294,8 @@ class Descent:
             self.task.load_state_dict(self.best)
         elif self.average is not None:
             self._load_average()
+        if self.shards is not None:
+            self.shards.release()
         self.task.eval()
         self.task.finish(self.data, self.validation)
         if self.keeps:
@@ -291,8 +317,10 @@ class Descent:
             train_values["penalty"] = penalty
         train_values["lr"] = self.stepper.lr(self.step - 1)
         train_values["gradient_norm"] = float(self.stepper.last_norm)
+        if self.stepper.parts.state() is not None:
+            train_values["micro_batches"] = float(self.stepper.parts.count)
         judged: dict[str, float] | None = None
-        with self._average_in_place():
+        with self._average_in_place(), self.shards.whole() if self.shards else nullcontext():
             if self.sample is not None:
                 train_values = {**evaluate(self.task, self.sample, together=True), **train_values}
             if self.validation is not None and len(self.validation):
@@ -317,6 +345,13 @@ class Descent:
         sums, weights = self.running.numbers()
         return losses(self.task, sums, weights)
 
+    def _tell(self, text: str) -> None:
+        """What happened on the way, to whoever watches and in the log of the run."""
+        self.progress.note(text)
+        log = getattr(self.store, "log", None)
+        if log is not None:
+            log(text)
+
     def _record(self, split: str, values: Mapping[str, float]) -> Record:
         epoch = self.step / self.steps_per_epoch
         record = make_record(self.step, epoch, split, values, self.seconds())
@@ -336,8 +371,16 @@ class Descent:
 
     # -- Moving average of weights -------------------------------------------------------------
 
+    def _groups(self) -> list[Group]:
+        return [group for player in self.stepper.players for group in player.groups]
+
     def _flats(self) -> list[Tensor]:
-        return [group.flat for player in self.stepper.players for group in player.groups]
+        return [group.flat for group in self._groups()]
+
+    def _named_average(self) -> State:
+        assert self.average is not None
+        found = zip(self._groups(), self.average, strict=True)
+        return {name: value for group, flat in found for name, value in group.named(flat).items()}
 
     def _start_average(self) -> list[Tensor]:
         return [flat.detach().clone() for flat in self._flats()]
@@ -384,7 +427,7 @@ class Descent:
         if self.peers is not None:
             carried = {name: rows_of_all(value) for name, value in carried.items()}
             states = from_all(states[0])
-        if self.store is None:  # another process writes
+        if self.store is None and self.shards is None:  # another process writes
             self.last_save = time.perf_counter()
             return
         tensors: dict[str, Mapping[str, Tensor]] = {"weights": weights or self.task.state_dict()}
@@ -399,7 +442,7 @@ class Descent:
         if carried:
             tensors["carried"] = {name: t.contiguous() for name, t in carried.items()}
         if self.average is not None:
-            tensors["average"] = {str(i): value for i, value in enumerate(self.average)}
+            tensors["average"] = self._named_average()
         progress = {
             "step": self.step,
             "best_step": self.best_step,
@@ -409,8 +452,11 @@ class Descent:
             "history": self.history,
             "seconds": self.seconds(),
             "plan": self._plan(),
+            "parts": self.stepper.parts.state(),
         }
-        self.store.save(Checkpoint(self.step, tensors, {"progress": progress}), keep=self.train.keep)
+        with self.shards.gathering(tensors) if self.shards else nullcontext(tensors) as written:
+            if self.store is not None:
+                self.store.save(Checkpoint(self.step, written, {"progress": progress}), keep=self.train.keep)
         self.last_save = time.perf_counter()
 
     def _plan(self) -> dict[str, int]:
@@ -433,8 +479,15 @@ class Descent:
             best = checkpoint.tensors["best"]
             self.best = {name: value.to(self.device) for name, value in best.items()}
         if self.average is not None:
-            for i, average in enumerate(self.average):
-                average.copy_(checkpoint.tensors["average"][str(i)])
+            kept = checkpoint.tensors.get("average", {})
+            for name, value in self._named_average().items():
+                if name not in kept:
+                    raise CheckpointError(
+                        f"no moving average of '{name}' in the checkpoint",
+                        expected="averages by the names of parameters, as this version saves them",
+                        fix="start again with the run's configuration, or resume with the version it began in",
+                    )
+                value.copy_(kept[name])
         carried = checkpoint.tensors.get("carried", {})
         first, last = (0, self.batch_size) if self.peers is None else self.peers.share(self.batch_size)
         self.stepper.carried = {name: value[first:last].to(self.device) for name, value in carried.items()}
@@ -443,16 +496,28 @@ class Descent:
         self.stopping.load_state_dict(progress["stopping"])
         self.history = list(progress["history"])
         self.seconds_before = progress["seconds"]
+        self.stepper.parts.load(progress.get("parts"))
         number = processes()[0]
         if random_name(number) in checkpoint.tensors:
             restore_random_state(checkpoint.tensors[random_name(number)])
         else:  # a run that fewer processes began
             seed_everything(stream_seed(self.seed, number, self.step))
 
+    def _heed_late(self) -> None:
+        """Who asks in the last step, or while the end is saved, does not wait for what comes after."""
+        number = self.interrupt.number
+        if self.peers is not None and self.keeps:
+            number = max(from_all(number))
+        if number:
+            raise self._interrupted(number)
+
     def _stop_now(self, number: int) -> None:
         all_do(self.save)  # nobody goes before all is saved
+        raise self._interrupted(number)
+
+    def _interrupted(self, number: int) -> Interrupted:
         message = f"interrupted after step {self.step} of {self.total}; everything is saved"
-        raise Interrupted(message, number=number)
+        return Interrupted(message, number=number)
 
 
 def random_name(process: int) -> str:
@@ -488,6 +553,7 @@ def fit(
     progress: Progress | None = None,
     callbacks: Sequence[Callback] = (),
     train_measures: bool = True,
+    shard: bool = False,
 ) -> Fit:
     """Train `task` on `data` for a number of epochs or steps.
 
@@ -497,7 +563,7 @@ def fit(
 
     Where several processes have joined (`torch.distributed`), each is called with the same arguments, but the
     store is given to the first alone. They share out the rows of each batch and learn what one would learn;
-    see `quire.train.peers`.
+    see `quire.train.peers`. With `shard` they also split the model among them; see `quire.train.shard`.
 
         model = MLP(MLPConfig(in_features=64, out_features=10))
         fit(Supervised(model, Categorical(10)), TensorData({"inputs": x, "target": y}), epochs=20)
@@ -507,12 +573,14 @@ def fit(
     before = random_state()  # training has its own stream of random numbers and leaves the caller's alone
     seed_everything(stream_seed(seed, processes()[0]))
     try:
-        descent = Descent(
-            task, data, validation, epochs=epochs, steps=steps, optim=optim or Optim(),
-            train=train or Train(), seed=seed, device=torch.device(device), store=store,
-            progress=progress or Progress(), callbacks=callbacks, train_measures=train_measures,
-        )  # fmt: skip
-        with threads_for(descent.operations()):
-            return descent.run()
+        with told_of_memory("beside the gradient of a step"):
+            descent = Descent(
+                task, data, validation, epochs=epochs, steps=steps, optim=optim or Optim(),
+                train=train or Train(), seed=seed, device=torch.device(device), store=store,
+                progress=progress or Progress(), callbacks=callbacks, train_measures=train_measures,
+                shard=shard,
+            )  # fmt: skip
+            with threads_for(descent.operations()):
+                return descent.run()
     finally:
         restore_random_state(before)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.data.batch import ORDER_NUMBERS, Batch, Data, ordered
 from quire.errors import InputError, nearest
+from quire.train.memory import free, shortage, too_little
 from quire.train.processes import from_all, moved, processes
 from quire.train.sums import add_to, add_up
 from quire.train.task import Task, Weight
@@ -38,12 +39,13 @@ def evaluate(
     device = task.device
     size = batch_size or evaluation_batch(task, data)
     together = together and processes()[1] > 1
+    judged = _Judge(task)
     for batch in own_batches(data, size) if together else ordered(data, size, rows):
         batch = batch.to(device)
-        part, tally = task.judge(batch)
         add_to(weights, task.weigh(batch))
-        add_to(sums, _wide(part))
-        add_to(tallies, _wide(tally))
+        for part, tally in judged(batch):
+            add_to(sums, _wide(part))
+            add_to(tallies, _wide(tally))
     task.train(training)
     weight = {name: float(value) for name, value in weights.items()}
     summed = {name: float(value) for name, value in sums.items()}
@@ -52,6 +54,31 @@ def evaluate(
         summed, weight = add_up(share[0] for share in shares), add_up(share[1] for share in shares)
         tallies = moved(add_up(share[2] for share in shares), device)
     return losses(task, summed, weight) | task.measures(tallies)
+
+
+class _Judge:
+    """Judges batches, in parts once memory has run out."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.parts = task, 1
+
+    def __call__(self, batch: Batch) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
+        while True:
+            said, small = "", batch.split(self.parts)
+            try:
+                return [self.task.judge(part) for part in small]
+            except Exception as error:
+                said = shortage(error)
+            free(self.task.device)
+            if self.task.couples_samples or len(small) == len(batch):
+                count = "all the rows that are compared" if self.task.couples_samples else "one row"
+                raise too_little(
+                    f"in judging with {count} at a time",
+                    said,
+                    expected="memory for as much",
+                    fix="take a smaller model or shorter rows, or more memory",
+                )
+            self.parts *= 2
 
 
 def own_batches(data: Data, batch_size: int) -> Iterator[Batch]:

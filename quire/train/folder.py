@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.errors import CheckpointError, InputError
-from quire.files import appending, folder_that_appears_whole, names_its_file, read_file, write_bytes
+from quire.files import (
+    appending,
+    folder_that_appears_whole,
+    names_its_file,
+    parse_toml,
+    read_file,
+    write_bytes,
+)
 from quire.train.checkpoints import Checkpoint, list_checkpoints, newest_checkpoint, save_checkpoint
 from quire.train.toml import dump_toml
 
@@ -118,7 +125,7 @@ def check_free(path: Path, *, overwrite: bool) -> None:
 def read_config(path: Path) -> dict[str, Any]:
     """The config of a run, or a clear word that there is none."""
     try:
-        config = tomllib.loads(read_file(path / CONFIG).decode("utf-8"))
+        config = parse_toml(read_file(path / CONFIG))
     except FileNotFoundError:
         what = "is no run folder" if path.exists() else "does not exist"
         raise InputError(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.data.batch import Batch, Data
 from quire.errors import InputError
+from quire.train.memory import generators, told_of_memory
 from quire.train.peers import Peers
 from quire.train.sums import add_to
 from quire.train.task import Task, Weight
@@ -97,8 +98,8 @@ class Gradients:
         return total
 
     def _backward(self, loss: Tensor, player: str) -> None:
-        if self.alone:
-            loss.backward()
+        if self.alone or (self.peers is not None and self.peers.shards is not None):
+            loss.backward()  # what is split has no other way; whose turn it is forgets what is not its own
         else:  # other players' parameters are constants of this player's loss
             inputs = list(self.task.player_parameters(player).values())
             loss.backward(inputs=inputs)
@@ -107,9 +108,10 @@ class Gradients:
         """Representations of all parts first, then the loss of the whole batch and its gradient with
         respect to them, then each part again with that gradient: memory of a part, gradient of the whole."""
         task = self.task
+        sources = generators(task.device)
         states, parts = [], []
         for batch in micro:
-            states.append(torch.get_rng_state())
+            states.append([source.get() for source in sources])
             with torch.no_grad(), self.autocast():
                 parts.append(task.represent(batch))
         representations, own = torch.cat(parts), slice(None)
@@ -120,20 +122,24 @@ class Gradients:
         )
         idle = False
         if self.peers is not None:
-            representations, whole, own = self.peers.compared(representations, whole)
+            self.peers.meet()  # nobody compares before all have represented
+            with told_of_memory("in comparing the rows of all processes"):
+                representations, whole, own = self.peers.compared(representations, whole)
             idle = self.peers.idle
         representations.requires_grad_()
         sums = task.coupled_terms(representations, whole)
         (gradient,) = torch.autograd.grad(combine(factors, sums), representations)
-        after = torch.get_rng_state()
+        after = [source.get() for source in sources]
         sizes = [len(part) for part in parts]
         pieces = [torch.zeros_like(p) for p in parts] if idle else gradient[own].split(sizes)
-        for batch, state, piece in zip(micro, states, pieces, strict=True):
-            torch.set_rng_state(state)  # the same dropout masks as in the first pass
+        for batch, drawn, piece in zip(micro, states, pieces, strict=True):
+            for source, state in zip(sources, drawn, strict=True):
+                source.set(state)  # the same dropout masks as in the first pass
             with self.autocast():
                 again = task.represent(batch)
             again.backward(piece)
-        torch.set_rng_state(after)
+        for source, state in zip(sources, after, strict=True):
+            source.set(state)
         # Every process has computed the whole batch's sum, which is to be counted once.
         counted = self.peers is None or self.peers.number == 0
         return {name: value.detach() if counted else torch.zeros_like(value) for name, value in sums.items()}

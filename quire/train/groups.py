@@ -7,7 +7,7 @@ instead of one per tensor: 12 µs against 32 µs for two dense layers on two cor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,15 @@ from quire.errors import InputError
 class Group:
     """Some parameters of a player in one buffer `flat`, with their gradients in `grad`."""
 
+    split = False
+    """Whether each process has its own part of them, and nobody the whole."""
+
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], *, decays: bool, step_factor: float, joins: int = 0
     ) -> None:
         self.names = list(parameters)
+        self.counted_as = self.names[0]
+        """What the count of its steps is called in a checkpoint."""
         self.parameters = list(parameters.values())
         self.decays = decays
         self.step_factor = step_factor
@@ -89,12 +94,20 @@ def _in_order_of(parameter: Tensor, gradient: Tensor) -> Tensor:
     return gradient if parameter.is_contiguous() else gradient.permute(0, 2, 3, 1)
 
 
+def make_whole(
+    parameters: Mapping[str, nn.Parameter], *, decays: bool, step_factor: float, joins: int = 0
+) -> list[Group]:
+    """One group of all of them."""
+    return [Group(parameters, decays=decays, step_factor=step_factor, joins=joins)]
+
+
 def make_groups(
     parameters: Mapping[str, nn.Parameter],
     *,
     undecayed: Collection[str],
     step_factors: Mapping[str, float],
     joins: Mapping[str, int] | None = None,
+    make: Callable[..., list[Group]] = make_whole,
 ) -> list[Group]:
     """Groups by type, device, decay, step factor and the step from which on they move."""
     joins = joins or {}
@@ -110,6 +123,7 @@ def make_groups(
         key = (parameter.dtype, parameter.device, name not in undecayed, step_factors.get(name, 1.0), when)
         found.setdefault(key, {})[name] = parameter
     return [
-        Group(members, decays=key[2], step_factor=key[3], joins=key[4])  # type: ignore[arg-type]
+        group
         for key, members in found.items()
+        for group in make(members, decays=key[2], step_factor=key[3], joins=key[4])
     ]

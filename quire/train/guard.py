@@ -5,6 +5,8 @@ This runs once, after the fact and slowly; the check in the loop is one norm.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -15,11 +17,15 @@ from quire.train.task import Task
 SHOWN = 8
 
 
-def explain_non_finite(task: Task, batch: Batch, step: int, player: str) -> NonFiniteError:
-    """The error for a step whose loss or gradient is not finite; weights are as before the step."""
+def explain_non_finite(
+    task: Task, batch: Batch, step: int, player: str, parts: Sequence[Batch] = ()
+) -> NonFiniteError:
+    """The error for a step whose loss or gradient is not finite; weights are as before the step. `parts` are
+    those of the batch that there is memory for."""
     evidence: list[str] = []
     rows: list[int] = []
     fix = "lower --optim.lr or set --optim.clip_norm 1"
+    parts = parts or [batch]
 
     for name, value in batch.fields.items():
         bad = _bad_rows(value)
@@ -30,11 +36,15 @@ def explain_non_finite(task: Task, batch: Batch, step: int, player: str) -> NonF
     for name, parameter in task.named_parameters():
         if not _finite(parameter):
             evidence.append(f"the weights '{name}' are not finite already")
+    for name, buffer in task.named_buffers():
+        if buffer.is_floating_point() and bool(buffer.isnan().any()):  # masks may be infinite
+            evidence.append(f"the buffer '{name}' is not a number already")
 
-    module = _first_bad_module(task, batch, player)
+    looks = [_look(task, part, player) for part in parts]
+    module = next((module for module, _ in looks if module), "")
     if module:
         evidence.append(f"the first layer with a non-finite output is '{module}'")
-    bad_terms = _bad_terms(task, batch, player)
+    bad_terms = list(dict.fromkeys(name for _, names in looks for name in names))
     if bad_terms:
         evidence.append(f"the loss term {', '.join(repr(name) for name in bad_terms)} is not finite")
         rows = rows or _rows_with_bad_terms(task, batch, player)
@@ -75,32 +85,34 @@ def _bad_rows(value: Tensor) -> Tensor:
     return ~torch.isfinite(value).reshape(len(value), -1).all(dim=1)
 
 
+@torch.no_grad()
 def _bad_terms(task: Task, batch: Batch, player: str) -> list[str]:
-    with torch.no_grad():
-        return [name for name, value in task.terms(batch, player).items() if not _finite(value)]
+    return [name for name, value in task.terms(batch, player).items() if not _finite(value)]
 
 
-def _first_bad_module(task: Task, batch: Batch, player: str) -> str:
+def _look(task: Task, batch: Batch, player: str) -> tuple[str, list[str]]:
+    """The first module whose output is not finite, and the terms that are not. What is inside a module is
+    done before it."""
     found: list[str] = []
     handles = []
 
-    def watch(name: str) -> None:
+    def watch(name: str, module: nn.Module) -> None:
         def hook(module: nn.Module, inputs: object, output: object) -> None:
-            if not found and isinstance(output, Tensor) and not _finite(output):
+            outputs = output if isinstance(output, tuple | list) else (output,)
+            if not found and any(isinstance(value, Tensor) and not _finite(value) for value in outputs):
                 found.append(name)
 
-        handles.append(task.get_submodule(name).register_forward_hook(hook))
+        handles.append(module.register_forward_hook(hook))
 
     for name, module in task.named_modules():
-        if name and not any(module.children()):
-            watch(name)
+        if name:
+            watch(name, module)
     try:
-        with torch.no_grad():
-            task.terms(batch, player)
+        terms = _bad_terms(task, batch, player)
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else ""
+    return found[0] if found else "", terms
 
 
 def _single(batch: Batch, i: int) -> Batch:

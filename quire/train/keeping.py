@@ -115,10 +115,12 @@ def snapshot(task: Task) -> State:
     return {name: value.detach().clone() for name, value in task.state_dict().items()}
 
 
-def place_task(task: Task, device: torch.device) -> Task:
-    """The task on the device; on a GPU filters lie channels last, as tensor cores want them."""
+def place_task(task: Task, device: torch.device, *, shard: bool = False) -> Task:
+    """The task on the device; on a GPU filters lie channels last, as tensor cores want them, unless they are
+    to be split."""
     task = task.to(device)
-    if device.type == "cuda" and any(isinstance(module, nn.Conv2d) for module in task.modules()):
+    filters = any(isinstance(module, nn.Conv2d) for module in task.modules())
+    if device.type == "cuda" and filters and not shard:
         task = task.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return task
 

@@ -26,10 +26,13 @@ class Optimiser(ABC):
     def __init__(self, groups: list[Group], options: Optim) -> None:
         self.groups = groups
         self.options = options
+        self.done = 0
+        """Groups that have moved in the step under way: one that fails goes on from here when it is called
+        again."""
 
     @abstractmethod
-    def step(self, lr: float | Tensor, skip: Tensor | None = None) -> None:
-        """Move the parameters along their gradients."""
+    def step(self, lr: float | Tensor, skip: Tensor | None = None, excess: Tensor | None = None) -> None:
+        """Move the parameters along their gradients, after dividing these by `excess` in place."""
 
     @abstractmethod
     def buffers(self) -> dict[str, list[Tensor]]:
@@ -45,7 +48,7 @@ class Optimiser(ABC):
             for group, buffer in zip(self.groups, buffers, strict=True):
                 state |= {f"{kind}:{name}": view for name, view in group.named(buffer).items()}
         for group, count in zip(self.groups, self.counts(), strict=True):
-            state[f"count:{group.names[0]}"] = count
+            state[f"count:{group.counted_as}"] = count
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -59,6 +62,8 @@ class Optimiser(ABC):
             )
         for name, target in mine.items():
             target.copy_(state[name])
+        for group, count in zip(self.groups, self.counts(), strict=True):  # of which several may be one there
+            count.copy_(state[f"count:{group.counted_as}"])
 
 
 class Adam(Optimiser):
@@ -77,17 +82,23 @@ class Adam(Optimiser):
                 fused, [group.flat], [group.grad], [m], [v], [], [taken],
                 beta1=options.beta1, beta2=options.beta2, eps=options.eps,
                 weight_decay=options.weight_decay if group.decays else 0.0,
-                amsgrad=False, maximize=False, grad_scale=None,
+                amsgrad=False, maximize=False,
             )
             for group, m, v, taken in zip(groups, self.first, self.second, self.taken, strict=True)
         ]  # fmt: skip
 
-    def step(self, lr: float | Tensor, skip: Tensor | None = None) -> None:
-        for group, taken, kernel in zip(self.groups, self.taken, self.kernels, strict=True):
-            if not group.active:
-                continue
-            taken.add_(self.one)
-            kernel(lr=lr * group.step_factor, found_inf=skip)  # a skipped step ends the training anyway
+    def step(self, lr: float | Tensor, skip: Tensor | None = None, excess: Tensor | None = None) -> None:
+        for i in range(self.done, len(self.groups)):
+            group = self.groups[i]
+            if group.active:
+                self.taken[i].add_(self.one)
+                try:  # a skipped step ends the training anyway
+                    self.kernels[i](lr=lr * group.step_factor, found_inf=skip, grad_scale=excess)
+                except BaseException:
+                    self.taken[i].sub_(self.one)
+                    raise
+            self.done = i + 1
+        self.done = 0
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"first": self.first, "second": self.second}
@@ -103,24 +114,31 @@ class SGD(Optimiser):
         super().__init__(groups, options)
         self.velocity = [torch.zeros_like(g.flat) for g in groups] if options.momentum else []
         self.taken = [torch.zeros((), device=g.flat.device) for g in groups]
+        self.shrunk = 0
+        """Groups that have been decayed in the step under way."""
 
-    def step(self, lr: float | Tensor, skip: Tensor | None = None) -> None:
+    def step(self, lr: float | Tensor, skip: Tensor | None = None, excess: Tensor | None = None) -> None:
         o = self.options
-        for i, group in enumerate(self.groups):
+        for i in range(self.done, len(self.groups)):
+            group = self.groups[i]
             if not group.active:
                 continue
             rate = lr * group.step_factor
             decay = o.weight_decay if group.decays else 0.0
             if decay and o.decay == "decoupled":
-                shrink = rate * decay if skip is None else rate * decay * (1 - skip)
-                group.flat.mul_(1 - shrink)
+                if self.shrunk <= i:
+                    shrink = rate * decay if skip is None else rate * decay * (1 - skip)
+                    group.flat.mul_(1 - shrink)
+                    self.shrunk = i + 1
                 decay = 0.0
             torch._fused_sgd_(
                 [group.flat], [group.grad], [self.velocity[i]] if o.momentum else [],
                 weight_decay=decay, momentum=o.momentum, lr=rate, dampening=0.0, nesterov=False,
-                maximize=False, is_first_step=False, grad_scale=None, found_inf=skip,
+                maximize=False, is_first_step=False, grad_scale=excess, found_inf=skip,
             )  # fmt: skip
             self.taken[i] += 1
+            self.done = i + 1
+        self.done = self.shrunk = 0
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"velocity": self.velocity} if self.options.momentum else {}

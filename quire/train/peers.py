@@ -9,6 +9,9 @@ is the same sum in another order. Norm, clipping, penalties, guard and optimiser
 same numbers everywhere. Each process draws its own random numbers, for dropout and for what is changed in its
 own rows.
 
+A process that runs out of memory on the way to its gradient still comes to the next sum that all add up, and
+says so there: nobody waits for it, and all take the step again in smaller parts.
+
 A process has two rows at least where the batch has them, so that nothing that hangs on whether there is more
 than one is decided differently; processes for which that leaves none borrow rows, and count them as nothing.
 """
@@ -27,11 +30,13 @@ from torch import Tensor, distributed
 from quire.data.batch import Batch, Data
 from quire.errors import InputError, NonFiniteError
 from quire.train.batch_norm import separate, synchronise
-from quire.train.processes import from_all, processes, rows_of_all
+from quire.train.memory import Elsewhere
+from quire.train.processes import from_all, joined, processes, rows_of_all
 from quire.train.task import Task, Weight
 
 if TYPE_CHECKING:
     from quire.train.groups import Group
+    from quire.train.shard import Shards
 
 LEAST = 2
 """Rows that a process has, where there are enough."""
@@ -39,9 +44,15 @@ LAG = 2
 """Steps after which a GPU's word on whether to stop is read: by then it has been said, and nothing waits."""
 
 
-def make_peers(task: Task, device: torch.device) -> Peers | None:
+def make_peers(task: Task, device: torch.device, *, shard: bool = False) -> Peers | None:
     """None where this process is the only one."""
-    return Peers(task, device) if processes()[1] > 1 else None
+    if shard and not joined():
+        raise InputError(
+            "--parallel.shard in one process",
+            expected="several to split the model among",
+            fix="add --nproc 2, or start with torchrun",
+        )
+    return Peers(task, device) if shard or processes()[1] > 1 else None
 
 
 class Peers:
@@ -56,6 +67,8 @@ class Peers:
             )
         self.number, self.count = processes()
         self.device = device
+        self.shards: Shards | None = None
+        """Where parameters are split among the processes."""
         self.idle = False
         """Whether the rows of this step are borrowed."""
         self.fewest = 1
@@ -67,7 +80,11 @@ class Peers:
         """Whether some process has asked for an end, likewise."""
         self._wishes = (0, False)
         self._waiting: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-        self.norms = synchronise(task, self._counting)
+        self.norms = synchronise(task, self._counting, self.meet)
+        self.meets = bool(self.norms) or task.couples_samples
+        """Whether processes add anything between the weights and the gradients of a step."""
+        self._width = 1 + max((norm.num_features + 1 for norm in self.norms), default=0)
+        self._names: list[str] = []
 
     def close(self) -> None:
         separate(self.norms)
@@ -121,8 +138,9 @@ class Peers:
         self.idle, self.fewest = sizes[self.number] == 0, min(size for size in sizes if size)
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
-        """Micro-batches. Where batch norms add over processes, each process has as many as the others."""
-        if not self.norms:
+        """Micro-batches. Where batch norms add over processes, or what is split is put together, each process
+        has as many as the others."""
+        if not (self.norms or self.shards):
             return batch.split(parts)
         parts = max(1, min(parts, self.fewest // LEAST))
         return [batch] * parts if self.idle else batch.split(parts)
@@ -135,6 +153,7 @@ class Peers:
 
     def add_weights(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
         """The weights of the whole batch."""
+        self._names = list(weights)
         number, early = self._wishes
         wishes = [float(number == signal.SIGINT), float(number == signal.SIGTERM), float(early)]
         values = [0.0 if self.idle else weight for weight in weights.values()]
@@ -162,23 +181,56 @@ class Peers:
         self.signal = signal.SIGTERM if end else signal.SIGINT if interrupt else 0
         self.early = stop > 0
 
-    def add_gradients(self, groups: Sequence[Group], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add the buffers of gradients over the processes, in place, and the sums."""
-        first = next(iter(sums.values()))
-        vector = torch.stack([value.double() for value in sums.values()])
+    def meet(self, value: Tensor | None = None, *, short: bool = False) -> Tensor:
+        """The sum of a vector over the processes. One that is `short` of memory comes without a vector to
+        whichever meeting is the next, and all raise `Elsewhere`; so all meetings are of one size, and hosts
+        wait for them."""
+        device = self.device if self.norms else torch.device("cpu")
+        vector = torch.zeros(self._width, dtype=torch.float64, device=device)
+        own = vector[1:] if value is None else vector[1 : len(value) + 1]
+        if value is not None:
+            own.copy_(value)
+        elif short:
+            vector[:1] = 1.0
+        distributed.all_reduce(vector)
+        if vector[0].item():
+            raise Elsewhere
+        return own if value is None else own.to(value.dtype)
+
+    def add_gradients(
+        self, groups: Sequence[Group], sums: Mapping[str, Tensor], *, short: bool = False
+    ) -> dict[str, Tensor]:
+        """Add the buffers of gradients over the processes, in place, and the sums. Where a process is `short`
+        of memory, and has neither, all raise `Elsewhere`."""
+        if self.meets:
+            self.meet(short=short)
+        own, told = sums, torch.tensor([float(short)], dtype=torch.float64)
+        if len(sums) < len(self._names):  # this player's are not all
+            sums = {**dict.fromkeys(self._names, torch.zeros((), device=self.device)), **sums}
+        vector = torch.stack([sums[name].double() for name in self._names])
         if self.idle:
             vector.zero_()
+        on_host = vector.device.type == "cpu"
+        if on_host:  # of a GPU the host would have to wait for it
+            vector = torch.cat([vector, told])
         works = []
         for group in groups:
-            if self.idle:
+            if group.split:  # has been added already
+                continue
+            if self.idle or short:
                 group.grad.zero_()
             if group.active:
                 works.append(distributed.all_reduce(group.grad, async_op=True))
         works.append(distributed.all_reduce(vector, async_op=True))
+        if not (on_host or self.meets):
+            works.append(distributed.all_reduce(told, async_op=True))
         for work in works:
             assert work is not None
             work.wait()
-        return dict(zip(sums, vector.to(first.dtype).unbind(), strict=True))
+        if vector[-1].item() if on_host else told.item():
+            raise Elsewhere
+        added = dict(zip(self._names, vector, strict=False))
+        return {name: added[name].to(value.dtype) for name, value in own.items()}
 
     # -- Losses that compare rows --------------------------------------------------------------
 

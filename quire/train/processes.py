@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,14 +32,19 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=1)
 """How long a process waits for another that is alive but silent, such as one that writes a report. Whether it
 is alive is for whoever started it to see."""
+WORD = 3.0
+"""Seconds that a process which lost touch waits for word of which one is gone."""
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 
 
 def processes() -> tuple[int, int]:
     """The number of this process, and how many there are."""
-    if distributed.is_available() and distributed.is_initialized() and not _alone.get():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
+    return (distributed.get_rank(), distributed.get_world_size()) if joined() else (0, 1)
+
+
+def joined() -> bool:
+    """Whether this process has joined others, or would: one that has been started as the only one may too."""
+    return distributed.is_available() and distributed.is_initialized() and not _alone.get()
 
 
 @contextmanager
@@ -91,7 +97,9 @@ def join(device: torch.device, member: Member) -> Iterator[None]:
     distributed.init_process_group(backend, timeout=PATIENCE, **given)
     try:
         yield
-    except BaseException:
+    except BaseException as problem:
+        if not getattr(problem, "lost_touch", False):
+            leave_word(problem)
         if device.type == "cpu":  # NCCL would wait for those that no longer answer
             distributed.destroy_process_group()
         raise
@@ -176,6 +184,38 @@ def lost_touch(problem: Exception) -> bool:
     return isinstance(problem, distributed.DistError) or any(word in str(problem) for word in words)
 
 
+def leave_word(problem: BaseException) -> None:
+    """Why this process goes, for the others, who will lose touch with it."""
+    words = problem.got if isinstance(problem, QuireError) else f"{type(problem).__name__}: {problem}"
+    with suppress(Exception):
+        _store().set(f"gone {distributed.get_rank()}", words or " ")
+
+
+def who_is_gone() -> str:
+    """Which processes touch was lost with, and why where they have left word. Whoever is still there says so;
+    one that has said nothing after a while is gone."""
+    number, count = processes()
+    others = {i: "" for i in range(count) if i != number}
+    end = time.monotonic() + WORD
+    with suppress(Exception):  # what is known is in the store; its own process may be the one that is gone
+        store = _store()
+        store.set(f"here {number}", " ")
+        while time.monotonic() < end and others:
+            for i in list(others):
+                if store.check([f"gone {i}"]):
+                    return (
+                        f"process {i} of {count}: {store.get(f'gone {i}').decode(errors='replace').strip()}"
+                    )
+                if store.check([f"here {i}"]):
+                    del others[i]
+            time.sleep(0.05)
+    return f"process {' or '.join(map(str, others))} of {count}" if others else f"one of {count} processes"
+
+
+def _store() -> Any:
+    return distributed.distributed_c10d._get_default_store()
+
+
 def moved(value: Any, device: torch.device | str) -> Any:
     """Tensors, and whatever holds tensors, on another device."""
     if isinstance(value, Tensor):
@@ -205,8 +245,15 @@ def give_to_all(tensors: Iterable[Tensor], device: torch.device) -> None:
             tensor.detach().copy_(content.view(tensor.dtype).view(tensor.shape))
 
 
-def give_checkpoint_to_all(checkpoint: Checkpoint | None, device: torch.device) -> Checkpoint | None:
-    """The checkpoint that the first process has read; the others may not even see its disk."""
+Keep = Callable[[str, str, Tensor], Tensor]
+"""What a process keeps of a tensor of a checkpoint, by the names of set and tensor."""
+
+
+def give_checkpoint_to_all(
+    checkpoint: Checkpoint | None, device: torch.device, keep: Keep | None = None
+) -> Checkpoint | None:
+    """The checkpoint that the first process has read; the others may not even see its disk. Tensors are sent
+    one by one, so that nobody but the first ever has more than what it is to `keep`."""
     outline = None
     if checkpoint is not None:
         shapes = {
@@ -218,15 +265,14 @@ def give_checkpoint_to_all(checkpoint: Checkpoint | None, device: torch.device) 
     if outline is None:
         return None
     step, documents, shapes = outline
-    if checkpoint is None:
-        made = {
-            name: {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in entries.items()}
-            for name, entries in shapes.items()
-        }
-        checkpoint = Checkpoint(step, made, documents)
+    kept: dict[str, dict[str, Tensor]] = {}
     for name, entries in shapes.items():
-        give_to_all((checkpoint.tensors[name][key] for key in entries), device)
-    return checkpoint
+        kept[name] = {}
+        for key, (shape, dtype) in entries.items():
+            value = torch.empty(shape, dtype=dtype) if checkpoint is None else checkpoint.tensors[name][key]
+            give_to_all([value], device)
+            kept[name][key] = value if keep is None else keep(name, key, value)
+    return Checkpoint(step, kept, documents)
 
 
 def rows_of_all(rows: Tensor) -> Tensor:

@@ -30,6 +30,9 @@ class Progress:
     def records(self, records: Sequence[Record]) -> None:
         """After each validation: the records of its splits."""
 
+    def note(self, text: str) -> None:
+        """Something that a person should know, between the steps."""
+
     def finish(self) -> None:
         """At the end, however it came."""
 
@@ -58,7 +61,7 @@ SHOWN = 3
 def describe(records: Sequence[Record]) -> str:
     """The first few values of the last split (validation where there is one)."""
     record = records[-1]
-    hidden = ("lr", "gradient_norm", "penalty")
+    hidden = ("lr", "gradient_norm", "penalty", "micro_batches")
     values = [(k, v) for k, v in record["values"].items() if v is not None and k not in hidden]
     return f"{record['split']} " + "  ".join(f"{name} {value:.4g}" for name, value in values[:SHOWN])
 
@@ -82,6 +85,9 @@ class Plain(Progress):
         if now - self.last_line >= self.LINE_SECONDS:
             self._flush()
             self.last_line = now
+
+    def note(self, text: str) -> None:
+        print(f"note: {text}", file=sys.stderr, flush=True)
 
     def _flush(self) -> None:
         if self.pending:
@@ -121,6 +127,9 @@ class Bar(Progress):
 
     def records(self, records: Sequence[Record]) -> None:
         self.measures = describe(records)
+
+    def note(self, text: str) -> None:
+        self.bar.console.print(f"note: {text}", markup=False, highlight=False)
 
     def finish(self) -> None:
         self.bar.stop()

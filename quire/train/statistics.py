@@ -38,7 +38,16 @@ from quire.train.keeping import (
     place,
     snapshot,
 )
-from quire.train.processes import add_over_processes, all_do, from_first, own_rows, processes, share_state
+from quire.train.memory import Before, told_of_memory
+from quire.train.processes import (
+    add_over_processes,
+    all_do,
+    from_all,
+    from_first,
+    own_rows,
+    processes,
+    share_state,
+)
 from quire.train.progress import Progress
 from quire.train.replay import Replay
 from quire.train.sums import add_to
@@ -131,6 +140,7 @@ class Sweeps:
         self.checkpoint_seconds = checkpoint_seconds
         self.interrupt = Interrupt()
         self.replay = Replay()
+        self.before = Before(self.task, device, tables=())
         number, count = processes()
         self.several = count > 1
         if number:
@@ -158,11 +168,12 @@ class Sweeps:
             with self.interrupt.listening(self.keeps):
                 while self.sweep < self.total and not self.done:
                     self._take_sweep()
-            last = snapshot(self.task) if self.store else None
-            self.task.eval()
-            self.task.finish(self.data, self.validation)
-            if self.store:
-                self._save(weights=last, final=snapshot(self.task))
+                last = snapshot(self.task) if self.store else None
+                self.task.eval()
+                self.task.finish(self.data, self.validation)
+                if self.store:
+                    self._save(weights=last, final=snapshot(self.task))
+                self._heed_late()
         finally:
             self.progress.finish()
         stopped: Literal["finished", "converged"] = "converged" if self.done else "finished"
@@ -176,12 +187,13 @@ class Sweeps:
         if checkpoint:
             self._restore(checkpoint)
         elif not self.started:
-            self.task.start(self.data, torch.Generator(self.device).manual_seed(self.seed))
+            try:
+                self.task.start(self.data, torch.Generator(self.device).manual_seed(self.seed))
+            except QuireError as problem:
+                raise self._bad_row() or problem from None
 
     def _take_sweep(self) -> None:
-        swept = self._sweep()
-        if not math.isfinite(swept.loss):
-            raise self._not_finite(swept.loss)
+        swept = self._finite_sweep()
         self.sweep, self.done = self.sweep + 1, swept.done
         records = [self._record("train", {"loss": swept.loss})]
         if self.validation is not None:
@@ -194,8 +206,38 @@ class Sweeps:
         number = self.signal if self.several else self.interrupt.number
         if number and self.sweep < self.total and not self.done:
             all_do(lambda: self._save() if self.store else None)
-            message = f"interrupted after sweep {self.sweep} of {self.total}; everything is saved"
-            raise Interrupted(message, number=number)
+            raise self._interrupted(number)
+
+    def _heed_late(self) -> None:
+        """Who asks in the last sweep, or while the end is saved, does not wait for what comes after."""
+        number = self.interrupt.number
+        if self.several and self.keeps:
+            number = max(from_all(number))
+        if number:
+            raise self._interrupted(number)
+
+    def _interrupted(self, number: int) -> Interrupted:
+        message = f"interrupted after sweep {self.sweep} of {self.total}; everything is saved"
+        return Interrupted(message, number=number)
+
+    def _finite_sweep(self) -> Swept:
+        """A sweep that makes something of the rows; of one that does not, nothing is left."""
+        undo = self.replay.graph is None  # a recorded one has been through these rows before
+        if undo:
+            self.before.remember()
+        problem: QuireError | None = None
+        try:
+            swept = self._sweep()
+            if math.isfinite(swept.loss):
+                self.before.learn()
+                return swept
+            problem = self._too_large(swept.loss)
+        except QuireError as error:
+            problem = error
+        if undo:
+            self.before.restore()
+            self.task.load_state_dict(self.task.state_dict())  # what it knows of its state is known anew
+        raise self._bad_row() or problem
 
     def _sweep(self) -> Swept:
         task = self.task
@@ -224,8 +266,8 @@ class Sweeps:
             self.store.record(record)
         return record
 
-    def _not_finite(self, loss: float) -> QuireError:
-        """The row that is not finite, or the sweep that made nothing of finite rows."""
+    def _bad_row(self) -> DataError | None:
+        """The first row that is not finite, if there is one."""
         seen = 0
         for batch in in_order(self.data):
             rows = (~batch.inputs.flatten(1).isfinite()).any(1).nonzero().flatten()
@@ -236,6 +278,9 @@ class Sweeps:
                     fix="remove the row, or fill in its missing values",
                 )
             seen += len(batch)
+        return None
+
+    def _too_large(self, loss: float) -> InputError:
         return InputError(
             f"the loss became {loss} in sweep {self.sweep + 1}",
             expected="finite numbers from finite rows",
@@ -298,7 +343,8 @@ def fit_statistics(
         task = KMeansTask(clusters=3, features=4)
         fit_statistics(task, TensorData({"inputs": x}), sweeps=100)
     """
-    return Sweeps(
-        task, data, validation, sweeps=sweeps, seed=seed, device=torch.device(device), store=store,
-        progress=progress or Progress(), started=started, checkpoint_seconds=checkpoint_seconds,
-    ).run()  # fmt: skip
+    with told_of_memory("in learning by statistics"):
+        return Sweeps(
+            task, data, validation, sweeps=sweeps, seed=seed, device=torch.device(device), store=store,
+            progress=progress or Progress(), started=started, checkpoint_seconds=checkpoint_seconds,
+        ).run()  # fmt: skip

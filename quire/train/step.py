@@ -6,7 +6,9 @@ Nothing here knows what a player is; clipping, noise, precision and the guard wo
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,26 +21,39 @@ from quire.nn.noise import install, perturbed
 from quire.options import Optim, Train
 from quire.train.capture import Rate, Recorder
 from quire.train.gradients import Gradients, Sums, Weights, check_accumulation, loss_factors
-from quire.train.groups import make_groups
+from quire.train.groups import make_groups, make_whole
 from quire.train.guard import explain_non_finite
+from quire.train.memory import Before, Elsewhere, free, shortage, too_little
 from quire.train.optimisers import make_optimiser
+from quire.train.parts import Parts
 from quire.train.peers import Peers
 from quire.train.sums import add_up
 from quire.train.task import Task
 
+if TYPE_CHECKING:
+    from quire.train.shard import Shards
+
 
 class Player:
-    """One player's parameters and its optimiser."""
+    """One player's parameters and its optimiser; with `shards` what this process has of them."""
 
-    def __init__(self, task: Task, name: str, options: Optim, steps_per_epoch: int) -> None:
+    def __init__(
+        self, task: Task, name: str, options: Optim, steps_per_epoch: int, shards: Shards | None = None
+    ) -> None:
         self.name = name
         self.options = options
+        self.shards = shards
         parameters = task.player_parameters(name)
         factors = {key: task.step_factor(key) for key in parameters}
         joins = {key: round(task.frozen_epochs(key) * steps_per_epoch) for key in parameters}
         biases = [] if options.decay_biases else [n for n, p in parameters.items() if task.is_bias(n, p)]
-        self.groups = make_groups(parameters, undecayed=biases, step_factors=factors, joins=joins)
+        self._group = partial(make_groups, undecayed=biases, step_factors=factors, joins=joins)
+        self.groups = self._group(parameters, make=make_whole if shards is None else shards.make_pieces)
         self.optimiser = make_optimiser(self.groups, options)
+
+    def regroup(self, task: Task) -> None:
+        """Once nothing is split any more: groups of whole parameters, which the optimiser does not know."""
+        self.groups, self.shards = self._group(task.player_parameters(self.name)), None
 
     def begin(self, explicit: bool) -> None:
         """No gradient yet: the explicit equations add to the buffer, autograd is given room for its own."""
@@ -55,37 +70,56 @@ class Player:
                 group.gather()
 
     def norm(self) -> Tensor:
-        if len(self.groups) == 1:
-            return torch.linalg.vector_norm(self.groups[0].grad)
-        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.grad) for g in self.groups]))
+        norms = [torch.linalg.vector_norm(group.grad) for group in self.groups]
+        if self.shards is not None:
+            return self.shards.norm(self.groups, norms)
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def add_l1(self) -> None:
         """The gradient of the L1 penalty, l1·sign(w)."""
         for group in self.groups:
             group.grad.add_(group.flat.sign(), alpha=self.options.l1)
 
-    def clip(self, norm: Tensor) -> None:
-        """By value first, then g ← (γ/‖g‖)g where ‖g‖ > γ."""
+    def clip(self, norm: Tensor) -> Tensor | None:
+        """By value first, then g ← (γ/‖g‖)g where ‖g‖ > γ. A GPU's optimiser can divide while it reads the
+        gradients: what it is to divide by is returned."""
         limit, bound = self.options.clip_value, self.options.clip_norm
         if limit is not None:
             for group in self.groups:
                 group.grad.clamp_(-limit, limit)
             norm = self.norm() if bound is not None else norm
-        if bound is not None:
-            factor = (bound / norm).clamp(max=1.0)
-            for group in self.groups:
-                group.grad.mul_(factor)
+        if bound is None:
+            return None
+        excess = (norm / bound).clamp(min=1.0)
+        if excess.is_cuda and excess.dtype == torch.float32:
+            return excess
+        for group in self.groups:
+            group.grad.div_(excess)
+        return None
 
     def penalty(self) -> float:
         """What the penalties add to the loss that is optimised; decoupled decay is no penalty."""
         o = self.options
         total = 0.0
-        for group in self.groups:
+        for group in self.groups if self.shards is None else self.shards.counted(self.groups):
             if o.l1:
                 total += o.l1 * float(group.flat.abs().sum())
             if o.weight_decay and o.decay == "l2" and group.decays:
                 total += 0.5 * o.weight_decay * float(group.flat.square().sum())
-        return total
+        return total if self.shards is None else self.shards.add(total)
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that is being taken."""
+
+    number: int
+    batch: Batch
+    micro: list[Batch]
+    """The batch in parts; smaller ones where memory runs out."""
+    factors: Weights
+    rate: Rate
+    movers: list[Player]
 
 
 class Stepper:
@@ -93,6 +127,8 @@ class Stepper:
 
     On the CPU every step is checked at once. On a GPU asking would stall the queue, so a flag stays
     on the device: from the first bad step on, nothing is applied, and `settle` finds out which it was.
+
+    Where memory runs out on the way to a gradient, smaller parts are tried (`quire.train.memory`).
     """
 
     SETTLE_EVERY = 32
@@ -108,19 +144,22 @@ class Stepper:
         peers: Peers | None = None,
     ) -> None:
         check_accumulation(task, train.micro_batches)
-        self.task, self.optim, self.train, self.peers = task, optim, train, peers
+        self.task, self.optim, self.train, self.peers, self.device = task, optim, train, peers, device
         self.total_steps = total_steps
-        self.players = [Player(task, name, optim, steps_per_epoch) for name in task.players]
+        self.parts = Parts(task, train.micro_batches, peers)
+        shards = peers.shards if peers else None
+        self.players = [Player(task, name, optim, steps_per_epoch, shards) for name in task.players]
         self.joining = any(group.joins for player in self.players for group in player.groups)
         mixed = train.precision == "bfloat16"
         autocast = partial(torch.autocast, device.type, dtype=torch.bfloat16) if mixed else None
         plain = not (mixed or train.compile or train.noise.activations)
-        plain = plain and not (peers and peers.norms)
+        plain = plain and not (shards or (peers and peers.norms))
         self.gradients = Gradients(
             task, autocast=autocast, explicit=plain, compiled=train.compile, peers=peers
         )
         self.hooks = install(task, train.noise.activations) if train.noise.activations else None
         self.carried: dict[str, Tensor] = {}
+        self.before = {player.name: Before(task, device) for player in self.players}
         self.input_noise, self.weight_noise = train.noise.inputs, train.noise.weights
         self.clips = optim.clip_norm is not None or optim.clip_value is not None
         self.on_host = device.type == "cpu"
@@ -150,6 +189,8 @@ class Stepper:
             group.set_active(number >= group.joins)
         if changed:
             self.task.train()  # batch norms follow their weights
+            for before in self.before.values():
+                before.forget()
 
     def step(self, batch: Batch, number: int) -> tuple[Sums, Weights]:
         """Step `number` (counted from 0) on `batch`; returns what was differentiated."""
@@ -162,12 +203,8 @@ class Stepper:
         batch = task.augment(batch)
         if self.input_noise:
             batch = batch.replace(inputs=gaussian_noise(batch.inputs, self.input_noise))
-        if train.micro_batches == 1:
-            micro, weights = [batch], task.weigh(batch)
-        else:
-            split = batch.split if self.peers is None else partial(self.peers.split, batch)
-            micro = split(train.micro_batches)
-            weights = add_up(task.weigh(part) for part in micro)
+        micro = self.parts.split(batch)
+        weights = task.weigh(batch) if len(micro) == 1 else add_up(task.weigh(part) for part in micro)
         if self.peers is not None:
             weights = self.peers.add_weights(weights)
         factors = loss_factors(task, weights)
@@ -176,11 +213,8 @@ class Stepper:
         movers = self.players
         if task.turns:
             movers = [p for p in movers if not (number + 1) % task.turns.get(p.name, 1)]
-        rate = self.constant_lr or self.lr(number)
-        if self.on_host:
-            shown = self._step_on_host(batch, micro, factors, rate, movers, number)
-        else:
-            shown = self._step_on_device(batch, micro, factors, rate, movers, number)
+        step = Step(number, batch, micro, factors, self.constant_lr or self.lr(number), movers)
+        shown = self._step_on_host(step) if self.on_host else self._step_on_device(step)
         if train.carry:
             self.carried = {name: torch.cat([part[name] for part in task.left]) for name in task.left[0]}
         if task.turns:  # who did not move has no sum to divide
@@ -194,49 +228,34 @@ class Stepper:
         player.end(explicit)
         return sums
 
-    def _step_on_host(
-        self,
-        batch: Batch,
-        micro: list[Batch],
-        factors: Weights,
-        rate: float,
-        movers: list[Player],
-        number: int,
-    ) -> Sums:
+    def _step_on_host(self, step: Step) -> Sums:
         """Each player's numbers are looked at before it moves."""
         shown: Sums = {}
-        for player in movers:
-            sums = self._gradient(micro, factors, player)
+        for player in step.movers:
+            sums = self._gradient(step, player)
             norm = player.norm()
             self.last_norm = norm.item()
             if not (math.isfinite(self.last_norm) and all(math.isfinite(s) for s in sums.values())):
-                raise self._explain(batch, number, player)
-            self._move(player, norm, rate)
+                self.before[player.name].restore()
+                raise self._explain(step.batch, step.number, player)
+            self._move(player, norm, step.rate)
             shown = {**shown, **sums} if shown else sums
         return shown
 
-    def _step_on_device(
-        self,
-        batch: Batch,
-        micro: list[Batch],
-        factors: Weights,
-        rate: float,
-        movers: list[Player],
-        number: int,
-    ) -> Sums:
+    def _step_on_device(self, step: Step) -> Sums:
         """Nothing waits: from the first step on that is not finite, a flag on the device holds all back."""
-        who = tuple(player.name for player in movers)
+        who = tuple(player.name for player in step.movers)
 
         def work(batch: Batch, factors: Weights, rate: Rate) -> Tensor:
-            return self._numbers([batch], factors, rate, movers)
+            return self._numbers(replace(step, batch=batch, micro=[batch], factors=factors, rate=rate))
 
-        if self.recorder is None:
-            numbers = self._numbers(micro, factors, rate, movers)
+        if self.recorder is None or len(step.micro) > 1:
+            numbers = self._numbers(step)
         else:
-            course = (who, *(group.active for player in movers for group in player.groups))
-            constant = self.constant_lr is not None
-            numbers = self.recorder(course, batch, factors, rate, constant, work)
-        self.suspects.append((number, who, batch, numbers))
+            course = (who, *(group.active for player in step.movers for group in player.groups))
+            constant, rate = self.constant_lr is not None, self.lr(step.number)
+            numbers = self.recorder(course, step.batch, step.factors, rate, constant, work)
+        self.suspects.append((step.number, who, step.batch, numbers))
         values = iter(numbers.unbind())
         shown: Sums = {}
         for names in self.names[who]:
@@ -246,40 +265,87 @@ class Stepper:
             self.settle()
         return shown
 
-    def _numbers(self, micro: list[Batch], factors: Weights, rate: Rate, movers: list[Player]) -> Tensor:
+    def _numbers(self, step: Step) -> Tensor:
         """The step itself; leaves the sums and the gradient's norm of each player in one vector."""
         assert self.skip is not None
         assert self.one is not None
         found, names = [], []
-        for player in movers:
-            sums = self._gradient(micro, factors, player)
+        for player in step.movers:
+            sums = self._gradient(step, player)
             norm = player.norm()
             numbers = torch.stack([*sums.values(), norm])
             # One kernel that raises the flag where a number is not finite (and multiplies them by one).
             torch._amp_foreach_non_finite_check_and_unscale_([numbers], self.skip, self.one)
-            self._move(player, norm, rate)
+            self._move(player, norm, step.rate)
             found.append(numbers)
             names.append(tuple(sums))
-        self.names[tuple(player.name for player in movers)] = names
+        self.names[tuple(player.name for player in step.movers)] = names
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _gradient(self, micro: list[Batch], factors: Weights, player: Player) -> Sums:
-        """Into the player's groups, with what is to be added to it."""
-        if self.weight_noise:
-            with perturbed([group.flat for group in player.groups], self.weight_noise):
-                sums = self._differentiate(micro, factors, player)
-        else:
-            sums = self._differentiate(micro, factors, player)
-        if self.peers is not None:
-            sums = self.peers.add_gradients(player.groups, sums)
+    def _gradient(self, step: Step, player: Player) -> Sums:
+        """Into the player's groups, with what is to be added to it, in parts that there is memory for."""
+        before = self.before[player.name]
+        if not self._recording():
+            before.remember()
+        sums, said = self._try(step, player)
+        while sums is None:
+            before.restore()
+            if self.train.carry:
+                self.task.left.clear()
+            if not self.on_host:
+                self.settle()  # which also lets the batches go that it keeps
+            step.micro = self.parts.halve(step.number, step.batch, step.micro, said)
+            sums, said = self._try(step, player)
+        if not before.known and not self._recording():
+            before.learn()
         if self.optim.l1:
             player.add_l1()
         return sums
 
+    def _recording(self) -> bool:
+        """Whether nothing runs at present, but is written down."""
+        return self.recorder is not None and torch.cuda.is_current_stream_capturing()
+
+    def _try(self, step: Step, player: Player) -> tuple[Sums | None, str]:
+        """The sums of all processes; nothing where memory ran out, and what was said of it if it was here."""
+        sums, said = None, ""
+        try:
+            if self.weight_noise:
+                with perturbed([group.flat for group in player.groups], self.weight_noise):
+                    sums = self._differentiate(step.micro, step.factors, player)
+            else:
+                sums = self._differentiate(step.micro, step.factors, player)
+        except Elsewhere:
+            return None, ""
+        except Exception as error:
+            if self._recording():
+                raise
+            said = shortage(error)
+            if self.peers is not None and self.peers.shards is not None:  # the others wait for its part
+                fix = "set a larger --train.micro-batches, or start more processes; go on with --resume"
+                raise too_little(f"in step {step.number} of a model that is split", said, fix=fix) from None
+        if said:  # only here is the error gone, and with it the activations that it held
+            self.recorder = None  # recordings have memory of their own
+            free(self.device)
+        if self.peers is not None:
+            try:
+                sums = self.peers.add_gradients(player.groups, sums or {}, short=bool(said))
+            except Elsewhere:
+                return None, said
+        return sums, said
+
     def _move(self, player: Player, norm: Tensor, rate: Rate) -> None:
-        if self.clips:
-            player.clip(norm)
-        player.optimiser.step(rate, self.skip)
+        excess = player.clip(norm) if self.clips else None
+        said = ""
+        try:
+            player.optimiser.step(rate, self.skip, excess)
+        except Exception as error:
+            if self._recording():
+                raise
+            said = shortage(error)
+        if said:  # fewer rows would not help, but what lies idle may; it goes on where it stopped
+            free(self.device)
+            player.optimiser.step(rate, self.skip, excess)
 
     def settle(self) -> None:
         """Wait for the device and raise if any step since the last call was not finite."""
@@ -293,24 +359,36 @@ class Stepper:
             # Nothing was applied since, so computing that batch's gradient again shows the same state.
             player = next(p for p in self.players if p.name == name)
             if self.peers is None:
-                self._differentiate([batch], loss_factors(self.task, self.task.weigh(batch)), player)
+                self._differentiate_alone(batch, player)
             raise self._explain(batch, number, player)
 
     def _explain(self, batch: Batch, number: int, player: Player) -> NonFiniteError:
         """Why a step is not finite. Of several processes each looks at its own rows."""
+        parts, before = self.parts.alone(batch), Before(self.task, self.device)
+        explain = partial(explain_non_finite, self.task, batch, number, player.name, parts)
+        before.remember()
         if self.peers is None:
-            return explain_non_finite(self.task, batch, number, player.name)
-        error = None
+            found = explain()
+            before.restore()
+            return found
+        error: NonFiniteError | None = None
+        if self.peers.shards is not None:  # how often each computes from here on is its own affair
+            self.peers.shards.release()
+            self.peers.shards, self.gradients.terms = None, self.task.terms
+            for each in self.players:
+                each.regroup(self.task)
         with self.peers.alone():
             sums = self._differentiate_alone(batch, player)
             if not (player.norm().isfinite() and all(value.isfinite() for value in sums.values())):
-                error = explain_non_finite(self.task, batch, number, player.name)
+                error = explain()
+        before.restore()
         return self.peers.blame(error, number)
 
     def _differentiate_alone(self, batch: Batch, player: Player) -> Sums:
         peers, self.gradients.peers = self.gradients.peers, None
         try:
-            return self._differentiate([batch], loss_factors(self.task, self.task.weigh(batch)), player)
+            factors = loss_factors(self.task, self.task.weigh(batch))
+            return self._differentiate(self.parts.alone(batch), factors, player)
         finally:
             self.gradients.peers = peers
 

@@ -121,6 +121,7 @@ def test_nothing_scrolls_sideways_on_a_phone(page: Page) -> None:
             ".filter(e => e.offsetParent && e.getBoundingClientRect().height < 24).map(e => e.outerHTML)"
         )
         assert small == [], path
+        assert serious(page, {"runOnly": ["label"]}) == [], path  # also of what is further down
 
 
 def test_curves_move_while_a_run_trains(page: Page, root: Path) -> None:
@@ -176,7 +177,8 @@ def test_runs_are_chosen_and_compared_with_the_keyboard_alone(page: Page) -> Non
                 break
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline == "solid"  # where the focus is can be seen
-        page.keyboard.press("Space")
+        with page.expect_request(f"**/api/moving?run={name}"):  # its curves are read ahead
+            page.keyboard.press("Space")
     page.keyboard.press("Enter")
     page.wait_for_url("**/compare?run=alpha&run=beta")
     slider = page.locator("figure[data-measure=loss] .reader")
@@ -241,6 +243,18 @@ def test_a_model_is_picked(page: Page) -> None:
     page.wait_for_url("**/explain?model=mlp*")
     assert page.locator("#layers-table").is_visible()
     assert page.locator("figure[data-bars=parameters] rect").count() > 0
+
+
+def test_the_model_of_a_run_is_explained(page: Page, root: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(["train", "lenet", "--steps", "1", "--quiet", "--out", str(root / "digits")]) == 0
+    page.goto("/runs/digits")
+    page.get_by_role("link", name="What its model costs").click()
+    page.wait_for_url("**/explain?model=runs*digits")
+    assert page.locator("#model").input_value() == "runs/digits"
+    assert page.get_by_text("Input: 1×8×8").is_visible()
+    assert page.locator("figure[data-bars=field] rect").count() > 0
+    assert serious(page) == []
 
 
 def test_a_report_cannot_run_anything(page: Page, root: Path) -> None:

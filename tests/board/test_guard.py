@@ -106,6 +106,17 @@ def test_no_path_leads_out(ask: Ask, path: str) -> None:
     assert "set-cookie" not in answer.headers
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["../secret.txt", "..", "/etc", "away", "linked", "%2e%2e/top", "alpha%00", ""]
+)
+def test_no_run_to_explain_leads_out(ask: Ask, name: str) -> None:
+    text = ask(f"/explain?model=runs/{name}").text
+    assert SECRET not in text
+    assert 'class="notice bad"' in text
+    assert "By layer" not in text
+
+
 def test_links_inside_a_run_are_not_followed(ask: Ask) -> None:
     answer = ask("/runs/linked")
     assert answer.status == 200
@@ -184,7 +195,8 @@ INJECTIONS = [
 ]  # fmt: skip
 SLOW_INJECTIONS = [
     f"/explain?model={quote(EVIL)}&input={quote(EVIL)}&batch={quote(EVIL)}", f"/sheet/{quote(EVIL)}",
-    f"/explain?model=resnet18&input={quote(EVIL)}", f"/sheet/{quote(EVIL)}/{quote(EVIL)}/picture.svg",
+    f"/explain?model=resnet18&input={quote(EVIL)}", f"/explain?model=runs/{quote(EVIL)}",
+    f"/sheet/{quote(EVIL)}/{quote(EVIL)}/picture.svg",
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -87,6 +88,52 @@ def test_alphabets() -> None:
 def test_limits_stand_below() -> None:
     assert "<munder>" in formula(r"\sum_i x_i")
     assert "<msub>" in formula(r"\sum_i x_i")
+
+
+@pytest.mark.parametrize(
+    ("latex", "carried"),
+    [
+        (r"\Big(\frac{a}{b}\Big)^\top x", "(ab)"), (r"c \big\|A_j\big\|_2", "‖Aj‖"),
+        (r"\Big(\big(a\big) + b\Big)^2", "((a)+b)"), (r"\Big[a\Big] \Big[b\Big]_i^2", "[b]"),
+        (r"\left(a\right)^2", "(a)"),
+    ],
+)  # fmt: skip
+def test_an_exponent_is_carried_by_both_brackets(latex: str, carried: str) -> None:
+    """Browsers enlarge brackets that stand beside what they enclose, in one row with it."""
+    (math,) = ElementTree.fromstring(formula(latex)).iter("math")
+    carriers = [node for name in ("msup", "msub", "msubsup") for node in math.iter(name)]
+    row = next(node[0] for node in carriers if node[0].tag == "mrow")
+    assert "".join(row.itertext()) == carried
+    assert [row[0].tag, row[-1].tag] == ["mo", "mo"]
+
+
+@pytest.mark.parametrize(
+    ("latex", "spaces"),
+    [
+        (r"P\log Q", 2),
+        (r"-\log p", 1),
+        (r"\log(p)", 0),
+        (r"\tanh^2 a", 1),
+        (r"\frac{1}{2}\log_b x", 2),
+        ("ab", 0),
+    ],
+)
+def test_a_function_does_not_run_into_a_letter(latex: str, spaces: int) -> None:
+    assert formula(latex).count('<mspace width="0.167em">') == spaces
+
+
+def test_lines_do_not_grow_unless_asked_to() -> None:
+    (math,) = ElementTree.fromstring(formula(r"\lVert x \rVert^2 + \left| y \right|")).iter("math")
+    lines = [(node.text, node.get("stretchy")) for node in math.iter("mo") if node.text in ("|", "‖")]
+    assert lines == [("‖", "false"), ("‖", "false"), ("|", "true"), ("|", "true")]
+
+
+@pytest.mark.slow
+def test_every_formula_of_the_sheet_is_typeset() -> None:
+    import quire.sheet  # noqa: F401  registers every entry
+    from quire.sheet.registry import ENTRIES
+
+    assert [entry.id for _, entry in ENTRIES.items() if formula(entry.latex).startswith("<pre")] == []
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from quire.cli import main as command
-from quire.cli.explain import main, parse_memory, parse_shape
+from quire.cli.explain import main, parse_memory
 from quire.cli.main import Command
 from quire.cli.objects import typed_object
 from quire.errors import InputError
+from quire.recipes.outlines import read_shape
 from tests.cli.conftest import Quire
 
 pytestmark = pytest.mark.slow
@@ -156,12 +157,26 @@ def test_mistakes(quire: Quire, tmp_path: Path, words: list[str], hint: str) -> 
     assert hint in answer.error
 
 
+def test_a_run_of_pairs_and_one_of_classes(quire: Quire, tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a} {b}\t{b} {a} .\n" for a in "abcdef" for b in "ghij"))
+    words = ("--data", "pairs.tsv", "--steps", "1", "--quiet", "--model.width", "8", "--out", "runs/pairs")
+    assert quire("train", "seq2seq", *words).code == 0
+    found = explain(quire, "runs/pairs", "--batch", "3")
+    assert {layer["output"][0] for layer in found["layers"] if layer["output"]} == {3}
+    rows = "".join(f"{a},{-a},{'xyz'[a % 3]}\n" for a in range(40))
+    (tmp_path / "table.csv").write_text("a,b,kind\n" + rows)
+    words = ("--data", "table.csv", "--target", "kind", "--steps", "1", "--quiet", "--out", "runs/told")
+    assert quire("train", "cvae", *words).code == 0
+    found = explain(quire, "runs/told", "--batch", "3")
+    assert found["input_bytes"] == 3 * 2 * 4 + 3 * 8  # two values and the number of a class
+
+
 def test_sizes() -> None:
     assert parse_memory("16GiB") == 16 * 2**30
     assert [parse_memory(text) for text in ("800MB", "1.5 GiB", "2g", "77")] == [
         800_000_000, 3 * 2**29, 2_000_000_000, 77,
     ]  # fmt: skip
-    assert parse_shape("3x8x8") == parse_shape("3,8,8") == ((3, 8, 8), "")
-    assert parse_shape("12:int64") == ((12,), "int64")
+    assert read_shape("3x8x8") == read_shape("3,8,8") == ((3, 8, 8), "")
+    assert read_shape("12:int64") == ((12,), "int64")
     with pytest.raises(InputError):
-        parse_shape("-3")
+        read_shape("-3")

@@ -38,9 +38,12 @@ RESUMED = [name for name in DISTINCT if name not in ALIKE | SPARED]
 EXPORTED = [name for name in DISTINCT if name not in ALIKE | {"denoising", "masked", "gpt-lora"}]
 
 
-LONG = {"alexnet", "vgg", "googlenet", "resnext", "densenet", "gan", "gpt", "gpt-qlora", "transformer"}
-"""Whose built-in runs are left to `make faults`: lenet, resnet, cgan, gpt-lora and seq2seq learn from the
-same data in the same way."""
+LONG = {
+    "alexnet", "vgg", "googlenet", "resnext", "densenet", "gan", "gpt", "gpt-lora", "gpt-qlora",
+    "transformer", "seq2seq", "textclass", "lstm", "ssd",
+}  # fmt: skip
+"""Whose built-in runs are left to `make faults`: they take ten minutes together, and others learn from like
+data in the same way. What they make of a file of one's own is tried with the rest."""
 
 
 def tried(names: Iterable[str], long: Iterable[str] = ()) -> list[Any]:

@@ -63,6 +63,7 @@ def test_scikit_learn_check(estimator: BaseEstimator, check: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("estimator", [MLPRegressor(), BaggingEnsemble()])
 @pytest.mark.filterwarnings("ignore")
 def test_the_largest_defaults_pass_too(estimator: BaseEstimator) -> None:

@@ -2,166 +2,136 @@
 
     python -m tests.faults.fuzz --seconds 600              every reader, one after the other
     python -m tests.faults.fuzz --reader csv --seconds 10
+    python -m tests.faults.fuzz --from voc --seconds 600   from this one on
 
-Needs atheris; where that is not installed it says so and does nothing.
+An exception that is none of ours is noted once for each place that it comes from, with the bytes, and the
+search goes on; a reader that hangs for half a minute or takes a gigabyte ends it. Needs atheris; where that
+is not installed it says so and does nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import traceback
 from pathlib import Path
-from typing import Any
 
-from tests.recipes.examples import write_csv
-
-Reader = Callable[[Path], object]
 PARTS = (
     "quire.data",
-    "quire.report.reading",
+    "quire.board.metrics",
+    "quire.cli.config",
+    "quire.files",
+    "quire.models.gpt_files",
     "quire.models.weights",
-    "quire.tuning.files",
+    "quire.report.pictures",
+    "quire.report.reading",
+    "quire.tasks.loading",
+    "quire.train.checkpoints",
     "quire.train.folder",
+    "quire.tuning.files",
 )
+PATIENCE = 30
+"""Seconds for one file of a few kilobytes."""
+MEMORY = 1024
+"""Megabytes for the whole process, most of which is PyTorch."""
 
 
-def readers() -> dict[str, tuple[str, Reader]]:
-    """Name of the file, and what reads it."""
-    from quire.cli.config import load as load_toml
-    from quire.data import read_table
-    from quire.data.images.coco import find_files, read_coco
-    from quire.data.images.decode import Shape, decode
-    from quire.data.images.idx import read_array
-    from quire.data.images.voc import parse_xml
-    from quire.data.reading import read_preparation
-    from quire.data.text.files import read_whole
-    from quire.data.text.vocabulary import tokeniser_from_json
-    from quire.models.weights import read_weights
-    from quire.options import Scenes
-    from quire.report.reading import read_metrics, read_result
-    from quire.train.folder import read_config
-    from quire.tuning import read_adapter
-
-    def as_json(read: Callable[[Any], object]) -> Reader:
-        def reading(path: Path) -> None:
-            try:
-                entry = json.loads(path.read_bytes())
-            except (ValueError, RecursionError):
-                return  # the reader is given what was parsed already
-            if isinstance(entry, dict):
-                read(entry)
-
-        return reading
-
-    shape = Shape(8, 8, 3, "crop")
-    return {
-        "csv": ("file.csv", read_table),
-        "npy": ("file.npy", read_table),
-        "npz": ("file.npz", read_table),
-        "parquet": ("file.parquet", read_table),
-        "image": ("file.png", lambda path: decode(path, shape, 10**6)),
-        "idx": ("train-images-idx3-ubyte", lambda path: read_array(path, 3)),
-        "idx in gzip": ("train-images-idx3-ubyte.gz", lambda path: read_array(path, 3)),
-        "coco": ("file.json", lambda path: read_coco(path, find_files(path), Scenes())),
-        "voc": ("file.xml", parse_xml),
-        "text": ("file.txt", read_whole),
-        "weights": ("file.safetensors", read_weights),
-        "pickled weights": ("file.pth", read_weights),
-        "adapter": ("file.safetensors", read_adapter),
-        "options": ("file.toml", load_toml),
-        "config": ("config.toml", lambda path: read_config(path.parent)),
-        "result": ("result.json", read_result),
-        "metrics": ("metrics.jsonl", read_metrics),
-        "preparation": ("file.json", as_json(read_preparation)),
-        "tokeniser": ("file.json", as_json(tokeniser_from_json)),
-    }
-
-
-def seeds(folder: Path, name: str) -> None:
-    """Good files to begin with, where they are quickly made."""
-    import io
-
-    import numpy as np
-    import torch
-    from PIL import Image
-    from safetensors.torch import save
-
-    file = io.BytesIO()
-    if name == "csv":
-        file.write(write_csv(folder / "table", rows=4).read_bytes())
-    elif name == "npy":
-        np.save(file, np.zeros((3, 2)))
-    elif name == "npz":
-        np.savez(file, X=np.zeros((3, 2)), y=np.zeros(3))
-    elif name == "image":
-        Image.new("RGB", (4, 4)).save(file, "PNG")
-    elif name in ("weights", "adapter"):
-        file.write(save({"a": torch.zeros(2)}))
-    elif name == "pickled weights":
-        torch.save({"a": torch.zeros(2)}, file)
-    (folder / "good").write_bytes(file.getvalue() or b"{}")
-
-
-def fuzz(name: str, seconds: int) -> None:
+def fuzz(name: str, seconds: int, runs: Path, folder: Path) -> None:
     """One reader in this process, which ends with it."""
     import atheris
 
+    from tests.faults.fuzz_readers import lay_beside, reader, seeds
+
     with atheris.instrument_imports(include=[*PARTS]):
-        found = readers()
+        file, read = reader(name, runs)
     from quire.errors import QuireError
 
-    file, read = found[name]
-    folder = Path(tempfile.mkdtemp())
+    path = folder / "work" / file
+    path.parent.mkdir(parents=True)
+    lay_beside(name, folder / "work", runs)
     (folder / "seeds").mkdir()
-    seeds(folder / "seeds", name)
-    path = folder / file
+    for number, good in enumerate(seeds(name, runs)):
+        (folder / "seeds" / f"{number}").write_bytes(good)
+    seen: set[str] = set()
 
     def once(content: bytes) -> None:
         path.write_bytes(content)
-        with contextlib.suppress(QuireError):
+        try:
             read(path)
+        except QuireError:
+            return
+        except Exception as error:
+            steps = traceback.extract_tb(error.__traceback__)
+            place = f"{type(error).__name__} {[f'{step.filename}:{step.lineno}' for step in steps[-2:]]}"
+            if place not in seen:
+                seen.add(place)
+                note = folder / f"found-{len(seen)}"
+                note.write_bytes(content)
+                note.with_suffix(".txt").write_text(traceback.format_exc())
 
-    limits = [f"-max_total_time={seconds}", "-rss_limit_mb=4096", f"-artifact_prefix={folder}/"]
+    limits = [f"-max_total_time={seconds}", f"-rss_limit_mb={MEMORY}", f"-timeout={PATIENCE}"]
+    limits += [f"-artifact_prefix={folder}/", "-print_final_stats=1"]
     atheris.Setup([sys.argv[0], *limits, str(folder / "seeds")], once)
     atheris.Fuzz()
+
+
+def start(name: str, seconds: int, runs: Path, folder: Path) -> tuple[str, list[str]]:
+    """One reader in a process of its own: how far it came, and what was found."""
+    words = [sys.executable, "-m", "tests.faults.fuzz", "--reader", name, "--seconds", str(seconds)]
+    words += ["--runs", str(runs), "--folder", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    tried = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    covered = re.findall(r"cov: (\d+)", done.stderr)
+    found = [note.read_text() for note in sorted(folder.glob("found-*.txt"))]
+    if done.returncode:
+        found.append(done.stderr[-3000:])
+    if not tried or not int(tried[1]):
+        found.append("nothing was tried: " + done.stderr[-1000:])
+    return f"{tried[1] if tried else 0} files, {covered[-1] if covered else 0} places", found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reader", default="")
+    parser.add_argument("--from", default="", dest="first")
     parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--runs", type=Path, help="finished runs to take good files from")
+    parser.add_argument("--folder", type=Path, help="an empty folder to work in")
     arguments = parser.parse_args()
     try:
         import atheris  # noqa: F401
     except ImportError:
         print("not done: atheris is not installed")
         return
-    if arguments.reader:
-        fuzz(arguments.reader, arguments.seconds)
+    if arguments.folder:
+        fuzz(arguments.reader, arguments.seconds, arguments.runs, arguments.folder)
         return
+    from tests.faults.fuzz_readers import READERS
+    from tests.faults.hostile import prepare
+
+    names = [arguments.reader] if arguments.reader else [*READERS]
+    names = names[names.index(arguments.first) :] if arguments.first else names
     broken = []
-    for name in readers():
-        print(f"{name}: {arguments.seconds} s", flush=True)
-        words = [
-            sys.executable,
-            "-m",
-            "tests.faults.fuzz",
-            "--reader",
-            name,
-            "--seconds",
-            str(arguments.seconds),
-        ]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            broken.append(name)
-            print(done.stderr[-3000:])
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = Path(temporary, "runs")
+        runs.mkdir()
+        prepare(runs)
+        for number, name in enumerate(names):
+            folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{number}-"))
+            far, found = start(name, arguments.seconds, runs, folder)
+            print(
+                f"{name}: {far} in {arguments.seconds} s, {len(found)} faults", *found, sep="\n", flush=True
+            )
+            if found:
+                broken.append(f"{name} ({folder})")
+            else:
+                shutil.rmtree(folder)
     if broken:
-        raise SystemExit(f"crashes in {', '.join(broken)}")
+        raise SystemExit(f"faults in {', '.join(broken)}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     python -m tests.faults.hostile --every 8     one in eight
 
 For each: nothing runs, nothing is imported by a name of the file, nothing speaks to a network, nothing is
-written elsewhere (an audit hook listens); memory rises by at most twice the file and 64 MB; and who refuses
-says so in one message of ours that names the file.
+written elsewhere (an audit hook listens); memory rises by at most twice the file and 64 MB, or twice what a
+packed file within bounds says it holds; and who refuses says so in one message of ours that names the file.
 """
 
 from __future__ import annotations
@@ -200,8 +200,12 @@ def problems(case: Case, given: Path, bytes_given: int, found: list[Answer]) -> 
         said = " ".join(answer.text.split())[:300]
         for note in answer.notes:
             yield f"{answer.reader}: {note}"
-        if answer.grown > 2 * bytes_given + SLACK:
-            grown, allowed = (number // 2**20 for number in (answer.grown, 2 * bytes_given + SLACK))
+        most = 2 * max(bytes_given, case.unpacked) + SLACK
+        learns = (
+            answer.code == 0 and case.unpacked and "train" in answer.reader
+        )  # which takes more than reading
+        if answer.grown > most and not learns:
+            grown, allowed = (number // 2**20 for number in (answer.grown, most))
             yield f"{answer.reader}: memory grew by {grown} MB, {allowed} are allowed"
         if answer.code not in (0, *REFUSED):
             yield f"{answer.reader}: code {answer.code}: {said}"

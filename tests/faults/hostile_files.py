@@ -21,7 +21,7 @@ import pyarrow.parquet as parquet
 from PIL import Image
 from safetensors.numpy import save as save_arrays
 
-from tests.faults import payloads
+from tests.faults import bombs, payloads
 from tests.faults.watch import CANARY
 
 Make = Callable[[Path, Path], Path]
@@ -34,10 +34,13 @@ class Case(NamedTuple):
     make: Make
     refused: bool = True
     """Whether at least one reader has to refuse it; otherwise it may also be read, without harm."""
+    unpacked: int = 0
+    """Bytes that a packed file says it holds, where that is within what is allowed: then it may take the room
+    of these."""
 
 
 def cases() -> list[Case]:
-    return [*_tables(), *_tensors(), *_images(), *_scenes(), *_texts(), *_configs(), *_runs()]
+    return [*_tables(), *_tensors(), *_images(), *_scenes(), *_texts(), *_configs(), *_runs(), *_bombs()]
 
 
 Content = bytes | Callable[[], bytes]
@@ -93,6 +96,9 @@ def _tables() -> Iterator[Case]:
         content = payloads.npy(bytes(64), **values)  # type: ignore[arg-type]
         yield Case(f"table.npy {name}", "table", lay("table.npy", content))
         yield Case(f"table.npz {name}", "table", lay("table.npz", payloads.npz({"X.npy": content})))
+    for name, shape in {"a million columns": (1, 10**6), "no rows of 2**40 columns": (0, 2**40)}.items():
+        content = payloads.npy(bytes(min(10**6, shape[0] * shape[1])), descr="'|u1'", shape=str(shape))
+        yield Case(f"table.npy of {name}", "table", lay("table.npy", content))
     head = payloads.npy(b"", descr="'<f8'", shape=f"({300 * 2**17}, 1)")
     yield Case(
         "table.npz of 300 MB in 300 kB",
@@ -348,6 +354,24 @@ def _configs() -> Iterator[Case]:
         )
     ):
         yield Case(f"options.toml with a bad value, {number}", "config", lay("options.toml", line.encode()))
+
+
+def _alone(make: Callable[[Path], Path], folder: Path, _: Path) -> Path:
+    return make(folder)
+
+
+def _bombs() -> Iterator[Case]:
+    for make in (bombs.texts, bombs.categories, bombs.nothing, bombs.lists):
+        yield Case(f"table.parquet of {make.__name__}", "table", partial(_alone, make))
+    jpeg = image("bomb.jpg", partial(bombs.progressive_jpeg, 9_000))
+    yield Case("JPEG of 81 million pixels, progressive", "images", jpeg)
+    yield Case("weights.pt of packed tensors", "weights", lay("weights.pt", bombs.packed_tensor))
+    yield Case("weights.pt of a terabyte by its strides", "weights", lay("weights.pt", bombs.shared_tensor))
+    most = bombs.UNPACKED
+    yield Case("table.npz within bounds", "table", lay("table.npz", bombs.packed_array), False, most)
+    idx = lay("train-images-idx3-ubyte.gz", bombs.packed_idx)
+    yield Case("IDX in gzip within bounds", "images", idx, False, most)
+    yield Case("PNG within bounds", "images", image("large.png", bombs.packed_png), False, most)
 
 
 # Runs -------------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from quire.errors import QuireError
 from quire.train.checkpoints import list_checkpoints, newest_checkpoint
 from quire.train.folder import CHECKPOINTS, read_config
 from tests.faults.flips import flip
-from tests.faults.kill import attempt, check_between
-from tests.faults.worker import STEPS, run
+from tests.faults.worker import STEPS, attempt, check_between, run
 from tests.recipes.examples import write_csv
 
 FULL = settings.default.max_examples == 1000  # the profile "faults"

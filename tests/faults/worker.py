@@ -1,18 +1,24 @@
-"""A small training run for the fault tests: saves at every step, resumes if it was begun.
+"""A small training run for the random lives of `test_random`: saves at every step, resumes if it was begun.
 
-Prints "saving" and "saved" around each save, so that a killer can aim at the inside of one.
+It prints "saving" and "saved" around each save, so that a killer can aim at the inside of one, and is forked
+from a process that has everything imported.
 """
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import os
+import random
+import select
+import signal
+import time
 from pathlib import Path
 
 import torch
 
 from quire.options import Optim, Train
 from quire.train import fit
-from quire.train.checkpoints import Checkpoint
+from quire.train.checkpoints import Checkpoint, list_checkpoints, load_checkpoint
 from quire.train.folder import RunFolder
 from tests.train.examples import classes, classifier, folder
 
@@ -47,5 +53,59 @@ def run(path: Path) -> None:
     print("done", flush=True)
 
 
-if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+def start(path: Path) -> tuple[int, int]:
+    """A forked worker and the reading end of what it prints."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writing, 1)
+        os.close(reading)
+        code = 1
+        try:
+            run(path)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    return child, reading
+
+
+def attempt(path: Path, generator: random.Random, inside_save: bool) -> tuple[bool, bool]:
+    """One life of the run; (whether it ended by itself, whether the kill fell inside a save)."""
+    child, reading = start(path)
+    output = b""
+    deadline = time.monotonic() + 60
+    target = generator.randint(1, 12)  # kill in this save from here, or after this time
+    patience = generator.uniform(0.0, 0.12)
+    begun = time.monotonic()
+    while True:
+        wait = 0.05 if inside_save else max(0.0, begun + patience - time.monotonic())
+        ready, _, _ = select.select([reading], [], [], wait)
+        if ready:
+            chunk = os.read(reading, 4096)
+            if not chunk:
+                break
+            output += chunk
+        if inside_save and output.count(b"saving") >= target:
+            time.sleep(generator.uniform(0.0, 0.003))  # a save takes a few milliseconds
+            break
+        if not inside_save and time.monotonic() - begun >= patience:
+            break
+        assert time.monotonic() < deadline, "the worker hangs"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    while chunk := os.read(reading, 4096):
+        output += chunk
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
+        raise AssertionError(f"the worker failed by itself with code {os.WEXITSTATUS(status)}")
+    ended = b"done" in output
+    return ended, not ended and output.count(b"saving") > output.count(b"saved")
+
+
+def check_between(path: Path) -> None:
+    """After a kill: each checkpoint with its final name loads whole, unless it was being deleted."""
+    found = list_checkpoints(path / "checkpoints")
+    for checkpoint in found[:1]:
+        load_checkpoint(checkpoint)

@@ -67,7 +67,8 @@ def test_masks(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "hidden", "width"), [(1, 1, 1, 1), (130, 3, 13, 2), (3, 131, 8, 17), (33, 65, 70, 1)]
+    ("n", "m", "hidden", "width"),
+    [(1, 1, 1, 1), (130, 3, 13, 2), (3, 131, 8, 17), (33, 65, 70, 1), (128, 128, 128, 1)],
 )
 def test_awkward_sizes(n: int, m: int, hidden: int, width: int) -> None:
     check(inputs((1,), n, m, hidden, width), {})

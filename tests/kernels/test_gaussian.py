@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.slow]
 @pytest.fixture(autouse=True)
 def few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     device()
-    from quire.kernels import gaussian
+    from quire.kernels import gaussian, gaussian_one
 
-    one_tile(monkeypatch, gaussian._forward, tile=-1)
+    one_tile(monkeypatch, gaussian._forward, gaussian_one._forward, tile=-1)
     one_tile(monkeypatch, gaussian._backward, tile=1)
 
 
@@ -141,19 +141,47 @@ def test_learned_widths_and_weights() -> None:
         close(ours, exact, 1e-5)
 
 
+@pytest.mark.parametrize("options", SITUATIONS, ids=lambda o: "+".join(o) or "open")
+def test_a_single_value(options: dict[str, Any]) -> None:
+    check(inputs((2,), 9, 9, 3, 1), options)
+
+
+@pytest.mark.parametrize("scale", [15.0, 3000.0])
+def test_a_single_value_of_any_spread(scale: float) -> None:
+    # Beyond 64 widths no gradients are to be had, but the values are.
+    query, key, value = inputs((1,), 70, 130, 3, 1, scale)
+    near = torch.cat([key[:, :60] + 0.3 * query[:, :60] / scale, query[:, 60:]], 1)
+    found = gaussian_pooling(near, key, value, backend="triton")
+    close(found, formula(near.double(), key.double(), value.double()), 5e-6)
+
+
+def test_a_single_value_far_from_all_keys() -> None:
+    # 2^s of query 3 is below what float32 has; the others are among the keys.
+    query, key, value = inputs((2,), 70, 40, 3, 1)
+    query[0, 3] += 20
+    weights = torch.linspace(0.1, 50, 40, device=query.device)
+    found = gaussian_pooling(query, key, value, weights=weights, backend="triton")
+    exact = formula(query.double(), key.double(), value.double(), weights=weights.double())
+    close(found, exact, 2e-5)
+    check([query, key, value], {}, 2e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    check([t.to(dtype) for t in inputs((2,), 20, 30, 8, 4)], {"lengths": torch.tensor([0, 30])}, 1e-2)
+@pytest.mark.parametrize("width", [1, 4])
+def test_half_precision(dtype: torch.dtype, width: int) -> None:
+    check([t.to(dtype) for t in inputs((2,), 20, 30, 8, width)], {"lengths": torch.tensor([0, 30])}, 1e-2)
 
 
-def test_every_tile_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.kernels import gaussian
+@pytest.mark.parametrize("width", [1, 3])
+def test_every_tile_gives_the_same(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    from quire.kernels import gaussian, gaussian_one
 
-    given = [t.requires_grad_() for t in inputs((1,), 140, 150, 5, 3)]
-    there = gaussian.FORWARD_TILES, gaussian.BACKWARD_TILES
+    given = [t.requires_grad_() for t in inputs((1,), 140, 150, 5, width)]
+    there = gaussian.FORWARD_TILES, gaussian.BACKWARD_TILES, gaussian_one.TILES
+    tuners = gaussian._forward, gaussian._backward, gaussian_one._forward
     first: list[Tensor] = []
     for tile in range(max(map(len, there))):
-        for tuner, tiles in zip((gaussian._forward, gaussian._backward), there, strict=True):
+        for tuner, tiles in zip(tuners, there, strict=True):
             constants, warps, stages = tiles[tile % len(tiles)]
             config = type(tuner.configs[0])(constants, num_warps=warps, num_stages=stages)
             monkeypatch.setattr(tuner, "configs", [config])
@@ -198,7 +226,7 @@ def test_auto_takes_the_kernel_where_it_is_right(monkeypatch: pytest.MonkeyPatch
     calls = []
     whole = gaussian.gaussian_pooling
     monkeypatch.setattr(gaussian, "gaussian_pooling", lambda *t: calls.append(1) or whole(*t))
-    large = inputs((), 2048, 2048, 3, 1)
+    large = inputs((), 2048, 2048, 3, 2)
     exact = formula(*(t.double() for t in large))
     close(gaussian_pooling(*large), exact, 1e-5)
     assert len(calls) == 1

@@ -21,7 +21,7 @@ def test_surplus_and_losses(rows: int, classes: int, dtype: torch.dtype) -> None
     target = torch.randint(classes, (rows,), device="cuda")
     exact = logits.double()
     wanted = exact.softmax(1) - F.one_hot(target, classes)
-    losses = surplus_(logits, target)
+    losses = surplus_(logits, target, classes, -100)
     torch.testing.assert_close(
         losses.double(), F.cross_entropy(exact, target, reduction="none"), rtol=1e-5, atol=1e-5
     )
@@ -45,11 +45,30 @@ def test_sums_that_the_first_numbers_do_not_foretell(kind: str) -> None:
         target = target - 4000
     exact = logits.double()
     wanted = exact.softmax(1) - F.one_hot(target, 5000)
-    losses = surplus_(logits, target)
+    losses = surplus_(logits, target, 5000, -100)
     torch.testing.assert_close(
         losses.double(), F.cross_entropy(exact, target, reduction="none"), rtol=1e-5, atol=1e-5
     )
     torch.testing.assert_close(logits.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [10, 4999, 5000])
+def test_columns_past_the_classes_and_rows_that_do_not_count(classes: int) -> None:
+    from quire.kernels.surplus import surplus_
+
+    torch.manual_seed(0)
+    logits = torch.randn(6, 5056, device="cuda")
+    logits[:, classes:] = 1000.0
+    target = torch.randint(classes, (6,), device="cuda")
+    target[2] = -1
+    exact = logits[:, :classes].double()
+    losses = surplus_(logits, target, classes, -1)
+    wanted = F.cross_entropy(exact, target, reduction="none", ignore_index=-1)
+    torch.testing.assert_close(losses.double(), wanted, rtol=1e-5, atol=1e-5)
+    surplus = exact.softmax(1) - F.one_hot(target.clamp(min=0), classes)
+    surplus[2] = 0
+    torch.testing.assert_close(logits[:, :classes].double(), surplus, rtol=1e-5, atol=1e-6)
+    assert (logits[:, classes:] == 0).all()
 
 
 def test_classes_that_cannot_be() -> None:
@@ -57,7 +76,7 @@ def test_classes_that_cannot_be() -> None:
 
     logits = torch.full((2, 9000), float("-inf"), device="cuda")
     logits[0, 8999], logits[1, 3] = 2.0, -50.0
-    losses = surplus_(logits, torch.tensor([8999, 3], device="cuda"))
+    losses = surplus_(logits, torch.tensor([8999, 3], device="cuda"), 9000, -100)
     assert losses.tolist() == [0.0, 0.0]
     assert logits.isfinite().all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.bench.case import SUBJECTS, Bar, Case, Contestant, Place, Turns, Work, peer
+from quire.bench.case import (
+    GIGABYTE,
+    GROWTHS,
+    SUBJECTS,
+    Bar,
+    Case,
+    Contestant,
+    Growth,
+    Place,
+    Turns,
+    Work,
+    peer,
+)
 
 FEW, MANY = 2, 12
 
@@ -22,6 +35,33 @@ def mixtures(place: Place) -> Iterator[Case]:
     elif not place.on_gpu:
         bars = (Bar("time", at_most=1 / 8, rival="scikit-learn"), Bar("error", at_most=1e-9))
         yield case(place, 50_000, 32, 16, bars)
+    else:
+        yield gpu_case(place, 200_000, 32, 64)
+
+
+@GROWTHS.register("mixtures")
+def growth(place: Place) -> Iterator[Growth]:
+    """An iteration against the number of rows."""
+    features, components = place.size(16, 2), place.size(16, 2)
+    sizes = (100, 400) if place.small else tuple(1000 * 4**power for power in range(7 if place.on_gpu else 5))
+
+    def make(rows: int) -> Case:
+        from quire.estimators.mixture import GaussianMixture
+
+        generator = torch.Generator(place.device).manual_seed(0)
+        x = torch.randn(rows, features, generator=generator, device=place.device)
+
+        def run(iterations: int) -> object:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it has not converged, and says so
+                return GaussianMixture(components, tol=0, max_iter=iterations, random_state=0).fit(x)
+
+        return Case("", {"quire": Turns(run, FEW, MANY)})
+
+    yield Growth(
+        f"Gaussian mixture iteration, {features} features, {components} full components", "rows N", sizes,
+        make, order=1, memory_order=1,
+    )  # fmt: skip
 
 
 def case(place: Place, rows: int, features: int, components: int, bars: tuple[Bar, ...] = ()) -> Case:
@@ -67,6 +107,65 @@ def case(place: Place, rows: int, features: int, components: int, bars: tuple[Ba
         error=error,
         bars=bars,
     )
+
+
+def gpu_case(place: Place, rows: int, features: int, components: int) -> Case:
+    """Rows in float32, beside the formula with all differences x − μ in memory."""
+    from quire.estimators.mixture import GaussianMixture
+
+    array = random_rows(rows, features, components)
+    x = torch.tensor(array, device=place.device, dtype=torch.float32)
+    start: dict[str, Any] = {
+        "weights_init": np.full(components, 1 / components),
+        "means_init": array[:components],
+        "precisions_init": np.tile(np.linalg.inv(np.cov(array.T)), (components, 1, 1)),
+    }
+    few, many = 10, 210
+
+    def run(iterations: int, x: torch.Tensor = x) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return GaussianMixture(components, tol=0, max_iter=iterations, **start).fit(x).lower_bound_
+
+    def formula(iterations: int) -> float:
+        weights, means, precisions = (torch.tensor(value).to(x) for value in start.values())
+        covariances, likelihood = torch.linalg.inv(precisions), x.new_zeros(())
+        for _ in range(iterations):
+            likelihood, weights, means, covariances = formula_step(x, weights, means, covariances)
+        return float(likelihood)
+
+    exact = run(many, x.double())
+    pairs = (features + 1) * (features + 2) // 2
+    return Case(
+        f"mixture iteration, {rows:,} × {features}, {components} full components, float32",
+        {"quire": Turns(run, few, many), "formula": Turns(formula, few, many)},
+        # Three products of halves where one of float32 is meant, with factors and with pairs.
+        work=Work(moved=x.nbytes, operations={"bfloat16": 6.0 * rows * components * (features**2 + pairs)}),
+        unit="iteration",
+        error=lambda found: abs(found / exact - 1),
+        bars=(
+            Bar("time", at_most=0.5e-3, machine="H200"),
+            Bar("memory", at_most=0.3 * GIGABYTE, machine="H200"),
+            Bar("error", at_most=1e-6),
+        ),
+    )
+
+
+def formula_step(
+    x: torch.Tensor, weights: torch.Tensor, means: torch.Tensor, covariances: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """mean ln p(x) of rows (N, D), and the next π (K,), μ (K, D) and Σ (K, D, D)."""
+    factors = torch.linalg.inv(torch.linalg.cholesky(covariances)).mT
+    scaled = torch.einsum("nki,kij->nkj", x[:, None] - means, factors)
+    volume = factors.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * math.log(2 * math.pi) * x.shape[1]
+    logs = weights.log() + volume - 0.5 * scaled.square().sum(-1)
+    share = logs.softmax(-1)
+    count = share.sum(0)
+    means = share.mT @ x / count[:, None]
+    apart = x[:, None] - means
+    second = torch.einsum("nki,nkj->kij", share[..., None] * apart, apart) / count[:, None, None]
+    floor = 1e-6 * torch.eye(x.shape[1], device=x.device)
+    return logs.logsumexp(-1).mean(), count / len(x), means, second + floor
 
 
 def random_rows(rows: int, features: int, components: int, seed: int = 0) -> np.ndarray:

@@ -102,6 +102,8 @@ def kernel_subject(place: Place) -> Iterator[Case]:
 
 @GROWTHS.register("gaussian-pooling")
 def gaussian_growth(place: Place) -> Iterator[Growth]:
+    """As many queries as keys, beside the formula with all weights in memory."""
+
     def make(size: int) -> Case:
         inputs = [torch.randn(size, width, device=place.device) for width in (16, 16, 1)]
         return Case("", {"quire": lambda: gaussian_pooling(*inputs), "formula": lambda: gaussian(*inputs)})
@@ -114,6 +116,7 @@ def gaussian_growth(place: Place) -> Iterator[Growth]:
 
 @GROWTHS.register("attention")
 def attention_growth(place: Place) -> Iterator[Growth]:
+    """As many queries as keys, beside the formula with all weights in memory."""
     dtype = torch.bfloat16 if place.on_gpu else torch.float32
 
     def make(size: int) -> Case:

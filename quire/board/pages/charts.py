@@ -49,7 +49,8 @@ def capital(text: str) -> str:
 
 def curves(runs: Runs, names: Sequence[str], measure: str, split: str | None = None) -> dict[str, Any]:
     """The lines of one measure: of one run a line for each split, of several a line for each run."""
-    found = {name: runs.metrics(name).series.get(measure, {}) for name in names}
+    every = zip(names, runs.all_metrics(names), strict=True)
+    found = {name: metrics.series.get(measure, {}) for name, metrics in every}
     splits = splits_of(list(found.values()))
     if len(names) > 1:
         chosen = split if split in splits else "validation" if "validation" in splits else (splits or [""])[0]

@@ -11,27 +11,39 @@ from quire.errors import QuireError
 
 START = "resnet18"
 BATCH = 2
+RUN = "runs/"
+"""Before the name of a run, among names of models."""
+RUNS = 30
+"""To pick from, the newest; the page of any run leads to its own explanation."""
 
 
 def explain_page(
     models: Mapping[str, Sequence[str]],
+    runs: Sequence[str],
     model: str,
     input: str,
     batch: int,
     found: Mapping[str, Any] | QuireError,
 ) -> str:
+    chosen = [model.removeprefix(RUN)] if model.startswith(RUN) else []
+    names = {
+        "Networks": {name: name for name in models["networks"]},
+        "Families": {name: name for name in models["families"]},
+        "Your runs": {name: f"{RUN}{name}" for name in dict.fromkeys([*chosen, *runs])},
+    }
     groups = [
         tag(
             "optgroup",
-            [tag("option", name, value=name, selected=name == model) for name in names],
+            [tag("option", name, value=value, selected=value == model) for name, value in group.items()],
             label=label,
         )
-        for label, names in (("Networks", models["networks"]), ("Families", models["families"]))
+        for label, group in names.items()
+        if group
     ]
     form = tag(
         "form",
         tag("div", tag("label", "Model", for_="model"), tag("select", groups, id="model", name="model")),
-        tag("div", tag("label", "One sample, such as 3,224,224 (empty: its usual one)", for_="input"),
+        tag("div", tag("label", "One sample, such as 3,224,224 (empty: the model’s own)", for_="input"),
             tag("input", id="input", name="input", value=input, maxlength="80", autocomplete="off")),
         tag("div", tag("label", "Samples in a step", for_="batch"),
             tag("input", id="batch", name="batch", type="number", min="1", max="1024", value=batch)),

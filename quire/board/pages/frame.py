@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from quire.board.markup import Markup, join, tag
@@ -12,12 +15,24 @@ PLACES = (("runs", "/", "Runs"), ("sheet", "/sheet", "Sheet"), ("explain", "/exp
           ("instruments", "/instruments", "Instruments"))  # fmt: skip
 
 
+STATIC = Path(__file__).parents[1] / "static"
+
+
+@cache
+def imported(script: str) -> tuple[str, ...]:
+    """Scripts that this one needs, which a browser would otherwise ask for one after the other."""
+    text = (STATIC / f"{script}.js").read_text(encoding="utf-8")
+    own = re.findall(r'^import .* from "\./(\w+)\.js"', text, re.MULTILINE)
+    return tuple(dict.fromkeys(name for each in own for name in (each, *imported(each))))
+
+
 def page(title: str, *content: Any, place: str, scripts: Sequence[str] = ()) -> str:
     """A whole document. `scripts` are names in static/."""
     links = [
         tag("a", words, href=href, aria_current="page" if name == place else None)
         for name, href, words in PLACES
     ]
+    needed = dict.fromkeys(name for script in scripts for name in imported(script))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -26,6 +41,7 @@ def page(title: str, *content: Any, place: str, scripts: Sequence[str] = ()) -> 
         tag("title", f"{title} · Quire"),
         tag("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
         tag("link", rel="stylesheet", href="/static/board.css"),
+        [tag("link", rel="modulepreload", href=f"/static/{name}.js") for name in needed],
         [tag("script", type="module", src=f"/static/{name}.js") for name in ("page", *scripts)],
     )
     body = tag(

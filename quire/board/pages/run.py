@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from quire.board.markup import Markup, address, tag
 from quire.board.pages.charts import charts
+from quire.board.pages.explain import RUN
 from quire.board.pages.frame import facts, page, section, state, table, value_of
 from quire.board.runs import Summary
 from quire.report.reading import Run
@@ -26,7 +28,8 @@ def run_page(
     links = []
     if "report" in has:
         links.append(tag("a", "Report", href=address("runs", name, "report")))
-    links.append(tag("a", "Compare with others", href=f"/?words={run.recipe}"))
+    links.append(tag("a", "What its model costs", href=f"/explain?{urlencode({'model': f'{RUN}{name}'})}"))
+    links.append(tag("a", "Compare with others", href=f"/?{urlencode({'words': run.recipe})}"))
     parts = [
         tag(
             "p",

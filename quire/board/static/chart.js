@@ -17,7 +17,7 @@ export class Chart {
     this.canvas = html("div", { class: "canvas" });
     this.legend = html("ul", { class: "legend" });
     this.note = html("p", { class: "reading", hidden: true });
-    this.slider = html("input", { type: "range", min: 0, max: 1, step: 1, class: "reader" });
+    this.slider = html("input", { type: "range", min: 0, max: 1, step: 1, class: "reader", hidden: true });
     this.reading = reading;
     this.place = null;
     this.rows = html("div", { class: "scroll" });

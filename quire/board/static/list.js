@@ -56,4 +56,8 @@ async function refresh() {
 }
 
 if (field && table) field.addEventListener("input", filter);
+// Whoever marks a run will compare it: the board reads its curves meanwhile.
+table?.addEventListener("change", ({ target }) => {
+  if (target.name === "run" && target.checked) ask("/api/moving", { run: target.value }).catch(() => {});
+});
 repeat(refresh);

@@ -33,6 +33,8 @@ DRAFTED = ("JPEG", "MPO")
 """Formats that can be decoded at a fraction of their size."""
 DECODED = 4
 """Bytes that a pixel takes while it is decoded and converted."""
+SCANNED = 6
+"""Bytes that a pixel of a progressive JPEG takes until its last scan is read, however small it is decoded."""
 ORIENTATION_TAG = 0x0112
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -100,7 +102,7 @@ def read_header(path: Path, most_pixels: int) -> Header:
 def decode(path: Path, shape: Shape, most_pixels: int, *, upright: bool = True) -> np.ndarray:
     """The image at `path` as (C, H, W); `upright` applies the orientation that a camera noted in it."""
     with open_image(path, most_pixels) as image:
-        if image.format not in DRAFTED and is_bomb(path, image.width * image.height * DECODED):
+        if is_bomb(path, image.width * image.height * _bytes_a_pixel(image)):
             packed = path.stat().st_size
             raise _broken(path, f"{image.width} × {image.height} pixels in {packed} bytes, out of proportion")
         turn = _turn(image) if upright else 1
@@ -192,6 +194,12 @@ def _draft_size(size: tuple[int, int], wanted: tuple[int, int], fit: Fit) -> tup
         scales = [max(scales) if fit == "crop" else min(scales)] * 2
     width, height = (max(1, math.ceil(s * scale)) for s, scale in zip(size, scales, strict=True))
     return width, height
+
+
+def _bytes_a_pixel(image: Image.Image) -> int:
+    if image.format not in DRAFTED:
+        return DECODED
+    return SCANNED if "progressive" in image.info else 0
 
 
 def _turn(image: Image.Image) -> int:

@@ -140,7 +140,7 @@ def read_array(path: Path, dimensions: int) -> np.ndarray:
             f"more bytes after the last value, from byte {size} on", path=path,
             expected=f"{size} bytes for {' × '.join(map(str, shape))} values",
         )  # fmt: skip
-    if not shape[0]:
+    if not math.prod(shape):
         raise DataError("a file of no values", path=path, expected="at least one")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 

@@ -21,7 +21,7 @@ from quire.data.images.hashing import fingerprint
 from quire.data.loaded import Split
 from quire.data.text.tokenisers import Tokeniser
 from quire.data.text.vocabulary import tokeniser_from_json
-from quire.errors import DataError, InputError
+from quire.errors import DataError
 from quire.files import replacing
 from quire.options import Text
 
@@ -66,10 +66,10 @@ def read_token_file(path: Path) -> TokenFile | None:
             return None
         tokeniser, notes = tokeniser_from_json(entry["tokeniser"]), tuple(entry["notes"])
         tokens = np.memmap(binary, kind, mode="r")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
+        ends = np.cumsum(list(counts.values())).tolist()
+        parts = {part: tokens[end - counts[part] : end] for part, end in zip(counts, ends, strict=True)}
+    except Exception:  # whatever is wrong with it, it is made again
         return None
-    ends = np.cumsum(list(counts.values())).tolist()
-    parts = {part: tokens[end - counts[part] : end] for part, end in zip(counts, ends, strict=True)}
     return TokenFile(tokeniser, parts, notes)
 
 
