@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Nothing is compiled ahead: most of what is installed is never imported by a given command.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
 # One thread for each of the test processes that share the machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -24,15 +26,15 @@ train: .venv/.ready
 test: lint
 	$(PYTEST) -n 2 --dist worksteal -m "not long"
 
-quick: .venv/.ready
+quick: .venv/.test
 	$(PYTEST) -n 2 --dist worksteal -m "not slow and not long"
 
-lint: .venv/.ready
+lint: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-faults: .venv/.ready
+faults: .venv/.test
 	$(BIN)/python -m tests.faults.kill --kills 500
 	$(BIN)/python -m tests.faults.signals --count 50
 	$(BIN)/python -m tests.faults.hostile --quiet
@@ -43,14 +45,14 @@ faults: .venv/.ready
 	$(PYTEST) tests/faults/test_random.py --hypothesis-profile=faults
 	$(PYTEST) -m long
 
-fuzz: .venv/.ready
+fuzz: .venv/.test
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check atheris || echo "atheris cannot be installed here"
 	$(BIN)/python -m tests.faults.fuzz --seconds 600
 
 bench: .venv/.bench
 	$(BIN)/quire bench --save benchmarks/results
 
-docs: .venv/.ready
+docs: .venv/.test
 	@$(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html; with search: $(BIN)/python -m http.server --directory site --bind 127.0.0.1"
 
@@ -65,9 +67,14 @@ clean:
 		  echo "  fix: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "setting up .venv, once; this takes a minute or two"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[board,docs,export,test]"
+	@$(PIP) -e ".[board,export]"
+	@touch $@
+
+.venv/.test: .venv/.ready
+	@echo "adding to .venv what the tests and the documentation need, once"
+	@$(PIP) -e ".[docs,test]"
 	@touch $@
 
 .venv/.bench: .venv/.ready
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	@$(PIP) -e ".[bench]"
 	@touch $@

@@ -200,10 +200,10 @@ def check_words(options: type, words: Sequence[str], prog: str) -> None:
             read(flag.kind, values if flag.many else values[0], text=True)
         except Misfit:
             raise misfit(name, " ".join(values), flag) from None
-    _check_loose(loose, wanted, prog)
+    _check_loose(loose, wanted, prog, "--data" in names)
 
 
-def _check_loose(loose: list[str], wanted: list[Flag], prog: str) -> None:
+def _check_loose(loose: list[str], wanted: list[Flag], prog: str, reads_data: bool) -> None:
     missing = [flag.name.upper() for flag in wanted[len(loose) :] if flag.required]
     if missing:
         pattern = " ".join(flag.name.upper() for flag in wanted)
@@ -212,10 +212,11 @@ def _check_loose(loose: list[str], wanted: list[Flag], prog: str) -> None:
         )
     if len(loose) > len(wanted) and not any(flag.many for flag in wanted):
         word = loose[len(wanted)]
+        file = reads_data and ("." in word or "/" in word)
         raise InputError(
             f"unexpected word '{word}'",
-            expected=f"an option such as --{word}" if not wanted else "no further word",
-            fix=f"see {prog} --help",
+            expected="no further word" if wanted or file else f"an option such as --{word}",
+            fix=f"for a file of yours write --data {word}" if file else f"see {prog} --help",
         )
     for word, flag in zip(loose, wanted, strict=False):
         try:

@@ -374,7 +374,7 @@ SEEDS: dict[str, Callable[[Path], bytes | list[bytes]]] = {
     "predictions": _of_run("table", "predictions.parquet"),
     "samples": _of_run("text", "samples.json"),
     "captions": lambda runs: b'{"file.svg": {"title": "a", "caption": "b"}}',
-    "picture": lambda runs: [SVG, next((runs / "table").glob("figures/*.svg")).read_bytes()[:20_000]],
+    "picture": lambda runs: [SVG, SVG.replace(b"<g>", f'<g fill="{take("report.style", "INK")}">'.encode())],
     "sums": _of_run("table", "sums.json"),
     "manifest": _of_run("table", "manifest.json"),
     "task": _of_run("table", "task.json"),
