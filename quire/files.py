@@ -152,7 +152,7 @@ def read_file(path: Path) -> bytes:
 
 
 LARGEST_TOML = 2**20
-_DOTTED = re.compile(r"""(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
+_DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:

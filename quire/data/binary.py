@@ -68,8 +68,15 @@ def _room(file: parquet.ParquetFile) -> int:
         plain = pa.types.is_primitive(field.type) and not pa.types.is_boolean(field.type)
         width += field.type.byte_width if plain else 1 if pa.types.is_boolean(field.type) else OFFSET
     # What single columns say is left alone: Arrow ends the process where that is damaged.
-    stored = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    return int(max(metadata.num_rows * width, stored))
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    check_groups([group.num_rows for group in groups], metadata.num_rows)
+    return int(max(metadata.num_rows * width, sum(group.total_byte_size for group in groups)))
+
+
+def check_groups(counts: list[int], rows: int) -> None:
+    """The rows of a Parquet file's groups, for which room is made, are those of the file."""
+    if sum(counts) != rows or min(counts, default=0) < 0:
+        raise ValueError(f"groups of {counts[:3]} rows in a file of {rows}")
 
 
 def _check_flat(path: Path, schema: pa.Schema) -> None:

@@ -19,5 +19,6 @@ def read_preparation(entry: Mapping[str, Any]) -> Prepares:
         images.FORMAT: images.ImagePreparation,
         text.FORMAT: text.TextPreparation,
     }
-    found: Prepares = kinds.get(entry.get("format"), Preparation).from_json(entry)
+    kind = next((kind for format_, kind in kinds.items() if format_ == entry.get("format")), Preparation)
+    found: Prepares = kind.from_json(entry)
     return found

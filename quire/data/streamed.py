@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 
 from quire.data.batch import Batch, TensorData
+from quire.data.binary import check_groups
 from quire.data.columns import Input
 from quire.data.loaded import Split
 from quire.data.preparation import Preparation
 from quire.data.splits import split_rows
-from quire.data.table import numbered
+from quire.data.table import MOST_COLUMNS, check_names, numbered
 from quire.errors import DataError
+from quire.files import is_bomb
 from quire.options import Rows as RowOptions
 from quire.options import Table as TableOptions
 
@@ -64,7 +66,7 @@ class NumpyRows:
             self.shape, columns_first, self.dtype = read(file)
             self.offset = file.tell()
         plain = self.dtype.kind in "fiub" and not columns_first and len(self.shape) == 2
-        if not plain:
+        if not plain or not 1 <= self.shape[1] <= MOST_COLUMNS:
             raise DataError(
                 f"an array of type {self.dtype} and shape {self.shape}" + ", columns first" * columns_first,
                 path=path,
@@ -98,6 +100,7 @@ class ParquetRows:
         self.path = path
         self.file = parquet.ParquetFile(path)
         schema = self.file.schema_arrow
+        check_names(schema.names, str(path))  # columns are read by their names
         self.columns = tuple(
             field.name
             for field in schema
@@ -109,6 +112,12 @@ class ParquetRows:
         if not self.columns:
             raise DataError("no column of numbers", path=path, expected="numbers in rows and columns")
         counts = [self.file.metadata.row_group(i).num_rows for i in range(self.file.num_row_groups)]
+        check_groups(counts, self.file.metadata.num_rows)
+        if is_bomb(path, max(counts, default=0) * len(self.columns) * 8):
+            raise DataError(
+                f"{max(counts)} rows of {len(self.columns)} numbers in a group of rows", path=path,
+                expected="groups of rows that fit in memory", fix="write it again with smaller groups",
+            )  # fmt: skip
         self.ends = list(itertools.accumulate(counts))
         self._kept: tuple[int, np.ndarray] | None = None
 
@@ -128,14 +137,27 @@ class ParquetRows:
     def _group(self, number: int) -> np.ndarray:
         """A row group; the last one is kept, as the next rows are likely in it."""
         if self._kept is None or self._kept[0] != number:
-            table = self.file.read_row_group(number, columns=list(self.columns), use_threads=False)
+            try:
+                table = self.file.read_row_group(number, columns=list(self.columns), use_threads=False)
+            except (pa.ArrowException, OSError) as error:
+                raise _unreadable(self.path, error) from None
             columns = [column.to_numpy().astype(np.float64) for column in table.columns]
             self._kept = (number, np.stack(columns, 1))
         return self._kept[1]
 
 
 def open_rows(path: Path) -> Rows:
-    return ParquetRows(path) if path.suffix.lower() in (".parquet", ".pq") else NumpyRows(path)
+    try:
+        return ParquetRows(path) if path.suffix.lower() in (".parquet", ".pq") else NumpyRows(path)
+    except DataError:
+        raise
+    except Exception as error:  # Arrow's and NumPy's readers fail in as many ways as a header can lie
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(f"a file that cannot be read ({reason})", path=path, fix="copy the file again")
 
 
 def is_large(path: Path | str, options: RowOptions) -> bool:

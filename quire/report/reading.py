@@ -265,7 +265,7 @@ def read_predictions(run: Run, target: Target) -> Predictions | None:
             return None
         names += [target.prefix + name for name in optional if target.prefix + name in schema.names]
         table = pq.read_table(path, columns=names)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # and names that are no text
         raise damaged(path, str(error)) from error
     try:
         return _predictions(table, target, _level(schema.metadata or {}))

@@ -485,7 +485,7 @@ class Descent:
                     raise CheckpointError(
                         f"no moving average of '{name}' in the checkpoint",
                         expected="averages by the names of parameters, as this version saves them",
-                        fix="start again with the run's configuration, or resume with the version it began in",
+                        fix="start again, or resume with the version of Quire that began the run",
                     )
                 value.copy_(kept[name])
         carried = checkpoint.tensors.get("carried", {})

@@ -86,7 +86,7 @@ def test_every_recipe_has_the_common_options() -> None:
         (["--data", ""], "--data is ''\n  expected: a path"),
         (["--overwrite=yes"], "--overwrite=yes: --overwrite takes no value"),
         (["extra"], "unexpected word 'extra'\n  expected: an option such as --extra"),
-        (["house.csv"], "unexpected word 'house.csv'\n  expected: no further word\n  fix: for a file of yours"),
+        (["house.csv"], "unexpected word 'house.csv'\n  expected: no further word\n  fix: for a file of"),
         # Raised by the dataclasses themselves, some inside tyro:
         (["--optim.lr", "-1"], "--optim.lr is -1.0\n  expected: a number > 0\n  fix: set --optim.lr to"),
         (["--model.dropout", "1"], "--model.dropout is 1.0\n  expected: a number in [0, 1)"),

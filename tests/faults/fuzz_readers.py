@@ -41,6 +41,16 @@ def _table(_: Path) -> Read:
     return take("data", "read_table")  # type: ignore[no-any-return]
 
 
+def _in_pieces(_: Path) -> Read:
+    open_rows = take("data.streamed", "open_rows")
+
+    def reading(path: Path) -> None:
+        rows = open_rows(path)
+        rows.read(0, min(len(rows), 100))
+
+    return reading
+
+
 def _weights(_: Path) -> Read:
     return take("models.weights", "read_weights")  # type: ignore[no-any-return]
 
@@ -174,6 +184,8 @@ READERS: dict[str, tuple[str, Callable[[Path], Read]]] = {
     "npy": ("file.npy", _table),
     "npz": ("file.npz", _table),
     "parquet": ("file.parquet", _table),
+    "npy in pieces": ("file.npy", _in_pieces),
+    "parquet in pieces": ("file.parquet", _in_pieces),
     "image": ("file.png", _image),
     "idx": ("train-images-idx3-ubyte", _idx),
     "idx in gzip": ("train-images-idx3-ubyte.gz", _idx),
@@ -349,6 +361,8 @@ SEEDS: dict[str, Callable[[Path], bytes | list[bytes]]] = {
     "npy": lambda runs: _arrays(packed=False),
     "npz": lambda runs: _arrays(packed=True),
     "parquet": lambda runs: _parquet(),
+    "npy in pieces": lambda runs: _arrays(packed=False),
+    "parquet in pieces": lambda runs: _parquet(),
     "image": lambda runs: _images(),
     "idx": lambda runs: IDX,
     "idx in gzip": lambda runs: gzip.compress(IDX),

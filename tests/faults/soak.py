@@ -36,7 +36,9 @@ from quire.data.batch import TensorData
 from quire.errors import NonFiniteError, QuireError, WriteError
 from quire.options import Optim, Train
 from quire.train import Interrupted, fit
+from quire.train.checkpoints import newest_checkpoint
 from quire.train.descent import Callback, Descent
+from quire.train.folder import CHECKPOINTS
 from quire.train.memory import OutOfMemory
 from tests.faults.full import UNSHARE, can_mount, disk, fill
 from tests.faults.lives import check_bits
@@ -50,6 +52,7 @@ SAVES = 150
 GROWTH = 8 * 2**20
 """Bytes by which memory may differ: what a checkpoint and its history take, several times over."""
 PAGES = 1500
+ENDLESS = 10**9
 SCARCE = "scarce"
 """While there is a file of this name beside the data, there is no memory for gradients."""
 STOPS = {NonFiniteError: "not a number", OutOfMemory: "no memory", WriteError: "full"}
@@ -102,19 +105,16 @@ def tell(what: str, **more: Any) -> None:
     print(json.dumps({"what": what, "memory": status("VmRSS"), **more}), flush=True)
 
 
-def work(path: Path, data: Path, steps: int) -> None:
+def work(path: Path, data: Path) -> None:
     """The run in one process, as long as that lives."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # but while it trains
-    done = False
-    while not done:
+    while True:
         try:
-            train(path, data, steps, [Paced()])
-            done = True
+            train(path, data, ENDLESS, [Paced()])
         except QuireError as problem:
             tell(type(problem).__name__)
         gc.collect()
-    tell("done")
 
 
 # -- The faults ------------------------------------------------------------------------------------
@@ -123,8 +123,8 @@ def work(path: Path, data: Path, steps: int) -> None:
 class Soak:
     """The run from outside."""
 
-    def __init__(self, place: Path, work: Path, steps: int, seed: int, *, mounted: bool) -> None:
-        self.place, self.path, self.data, self.steps = place, place / "run", work / "rows.npy", steps
+    def __init__(self, place: Path, work: Path, seed: int, *, mounted: bool) -> None:
+        self.place, self.path, self.data = place, place / "run", work / "rows.npy"
         self.mounted = mounted
         self.random = random.Random(seed)
         self.rows = classes().fields["inputs"].numpy()
@@ -132,11 +132,10 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.memory: list[list[tuple[float, int]]] = []
         """Of each process: age in seconds and bytes whenever it has told something."""
-        self.done = False
         self.start()
 
     def start(self) -> None:
-        words = ["--worker", str(self.path), str(self.data), str(self.steps)]
+        words = ["--worker", str(self.path), str(self.data)]
         self.running = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.soak", *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -155,24 +154,22 @@ class Soak:
         line = self.running.stdout.readline()
         assert line, f"it ended with code {self.running.wait()} instead of telling of {wanted}"
         told: dict[str, Any] = json.loads(line)
-        assert told["what"] in (*wanted, "done"), told
+        assert told["what"] in wanted, told
         self.memory[-1].append((self.age, told["memory"]))
-        self.done = self.done or told["what"] == "done"
         return told
 
     def mended(self, error: str) -> None:
         """What was wrong is right again: the run goes on by itself."""
-        if not self.done:
-            assert self.running.stdin is not None
-            self.running.stdin.write("\n")
-            self.running.stdin.flush()
-            self.hear(error)
-            self.hear("going")
+        assert self.running.stdin is not None
+        self.running.stdin.write("\n")
+        self.running.stdin.flush()
+        self.hear(error)
+        self.hear("going")
 
     def terminate(self) -> None:
         self.running.send_signal(signal.SIGTERM)
-        if self.hear("Interrupted")["what"] != "done":
-            self.hear("going")
+        self.hear("Interrupted")
+        self.hear("going")
 
     def kill(self) -> None:
         self.running.kill()
@@ -182,7 +179,8 @@ class Soak:
     def fill_disk(self) -> None:
         ballast = fill(self.place, self.random.randint(0, 3))
         told = self.hear("full")
-        assert self.done or (str(self.path) in told["said"] and "bytes" in told["said"]), told
+        assert str(self.path) in told["said"], told
+        assert "bytes" in told["said"], told
         ballast.unlink()
         self.mended("WriteError")
 
@@ -191,7 +189,7 @@ class Soak:
         scarce = self.data.with_name(SCARCE)
         scarce.touch()
         told = self.hear("no memory")
-        assert self.done or "out of memory" in told["said"], told
+        assert "out of memory" in told["said"], told
         scarce.unlink()
         self.mended("OutOfMemory")
 
@@ -202,11 +200,11 @@ class Soak:
         spoilt[row, self.random.randrange(spoilt.shape[1])] = self.random.choice([np.nan, np.inf])
         np.save(self.data, spoilt)
         self.running.send_signal(signal.SIGTERM)
-        if self.hear("Interrupted")["what"] != "done":
-            told = self.hear("going", "not a number")
-            if told["what"] == "going":  # until the row's turn comes
-                told = self.hear("not a number")
-            assert self.done or re.search(rf"\b{row}\b", told["said"]), (row, told)
+        self.hear("Interrupted")
+        told = self.hear("going", "not a number")
+        if told["what"] == "going":  # until the row's turn comes
+            told = self.hear("not a number")
+        assert re.search(rf"\b{row}\b", told["said"]), (row, told)
         np.save(self.data, self.rows)
         self.mended("NonFiniteError")
 
@@ -216,7 +214,7 @@ class Soak:
         if self.mounted:
             kinds["full disk"] = self.fill_disk
         deck: list[str] = []
-        while not self.done:
+        while time.monotonic() - begun < 60 * minutes:
             share = (time.monotonic() - begun) / (60 * minutes)
             calm = 1 / 3 < share < 2 / 3
             if not calm and self.age > max(15.0, 2 * minutes) and self.random.random() < 0.3:
@@ -225,24 +223,14 @@ class Soak:
                 deck = deck or self.random.sample([*kinds], len(kinds))
                 name = deck.pop()
                 fault = kinds[name]
-            if self.wait(self.random.uniform(1.0, 6.0)):
-                break
+            time.sleep(self.random.uniform(1.0, 6.0))
+            assert self.running.poll() is None, f"it ended by itself with code {self.running.returncode}"
             fault()
-            if not self.done or name == "SIGKILL":
-                self.counts[name] += 1
-                print(f"\r{share:4.0%} {dict(self.counts)}", end="", file=sys.stderr, flush=True)
-        told, _ = self.running.communicate()
-        assert self.running.returncode == 0, f"it ended with code {self.running.returncode}: {told[-500:]}"
-
-    def wait(self, seconds: float) -> bool:
-        """Some time, or until the run has ended."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self.running.poll() is not None:
-                self.done = True
-                return True
-            time.sleep(0.05)
-        return False
+            self.counts[name] += 1
+            print(f"\r{share:4.0%} {dict(self.counts)}", end="", file=sys.stderr, flush=True)
+        self.running.kill()
+        self.running.communicate()
+        self.counts["SIGKILL"] += 1
 
 
 # -- What is left ----------------------------------------------------------------------------------
@@ -281,7 +269,6 @@ def check_memory(memory: list[list[tuple[float, int]]]) -> Iterator[str]:
 
 
 def run(minutes: float, seed: int, *, mounted: bool) -> None:
-    steps = int(0.8 * 60 * minutes / PACE)
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         place = Path(temporary, "disk")
         place.mkdir()
@@ -289,15 +276,14 @@ def run(minutes: float, seed: int, *, mounted: bool) -> None:
             stack.enter_context(disk(place, PAGES))
         whole = Path(temporary, "whole")
         begun = time.monotonic()
-        soak = Soak(place, Path(temporary), steps, seed, mounted=mounted)
+        soak = Soak(place, Path(temporary), seed, mounted=mounted)
         soak.soak(minutes)
         took = time.monotonic() - begun
-        log = (soak.path / "log.txt").read_text()
-        np.save(soak.data, soak.rows)
-        before = torch.get_num_threads()
         torch.set_num_threads(1)
-        train(whole, soak.data, steps)
-        torch.set_num_threads(before)
+        steps = newest_checkpoint(soak.path / CHECKPOINTS).step + 10  # the end, which nobody disturbs
+        for path in (soak.path, whole):
+            train(path, soak.data, steps)
+        log = (soak.path / "log.txt").read_text()
         check_bits(soak.path, whole)
         check_log(soak.path, soak.counts)
         print(f"\n{steps} steps in {took / 60:.1f} minutes: {dict(soak.counts)}")
@@ -313,11 +299,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--inside", action="store_true", help="in the private mounts already")
-    parser.add_argument("--worker", nargs=3, metavar=("RUN", "DATA", "STEPS"))
+    parser.add_argument("--worker", nargs=2, metavar=("RUN", "DATA"))
     arguments = parser.parse_args()
     if arguments.worker:
-        path, data, steps = arguments.worker
-        work(Path(path), Path(data), int(steps))
+        path, data = arguments.worker
+        work(Path(path), Path(data))
         return
     if arguments.inside or not can_mount():
         print(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +20,10 @@ from safetensors.numpy import save
 from quire.data import read_table
 from quire.data.images.decode import Shape, decode
 from quire.data.images.idx import read_array
+from quire.data.reading import read_preparation
+from quire.data.streamed import open_rows
 from quire.data.text.tokenfile import read_token_file
-from quire.errors import CheckpointError, DataError
+from quire.errors import CheckpointError, DataError, InputError
 from quire.files import parse_toml
 from quire.models.gpt_files import read_gpt2
 from quire.models.weights import read_weights
@@ -159,5 +163,49 @@ def test_tokens_that_are_counted_in_fractions(tmp_path: Path) -> None:
 def test_settings_that_would_take_much_room(content: bytes, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_toml(content)
+    assert parse_toml(b'a = "' + b"x" * 10**6 + b'"')  # at once
     dotted = ".".join(["a"] * 60)
     assert parse_toml(f'{dotted} = "1.2.3"\nb = "Words. And. More."'.encode())["b"] == "Words. And. More."
+
+
+def test_predictions_whose_names_are_no_text(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    table = pa.table({"row": [1], "truth": [1.0], "prediction": [2.0], "QQQQ": [1.0]})
+    parquet.write_table(table, file, store_schema=False)
+    (tmp_path / "predictions.parquet").write_bytes(file.getvalue().replace(b"QQQQ", b"\x8e\x8e\x8e\x8e"))
+    with pytest.raises(CheckpointError, match=r"predictions\.parquet is damaged"):
+        read_predictions(Run(tmp_path, {}), Target("value", "regression"))
+
+
+MANY_ROWS = (
+    "c-oayJ#Q015S?A04r5s;u`;V&$%PAi3K9uPq(l*NgyxL-5C;Sc1TG!RI;RLW4&Ve)q)3?`K*<lGq@<vw<R8${P%yK1wj+{;("
+    "P?LP=Ixs|dw09kUdI3za4A8JPyr}b!P~Dp2v|XL)0aaGtF}0;%p;?hFUc-0vb$Q-ycU$wz!Xbp6L!*}bX{@bNS5P&du+k7I="
+    "1TQ97CW~fu-R!tOyP=ElODhhSB0Z`ijlb7`S8;Y<Sok^bfii0+#C9sxDwz{9YXrnGr#DJurc*x<&+5EV)ex7aT)To4|Zg=Bt"
+    "XfqvHQf?lP4;HSkax8aF~0Y0)M<%F`ZuzQ;#%s-hDeeN*R0zd*qnnFNBI1YA7?=ID8j=jK)PT{kXViDRH=@e2H5b5<~ae*FI"
+    "VxxiIhrgr=3%iGyK*-!eG*mg>6&nUA;L=%crx<`~!)0ZfYi5^SPBzou*b5B_*9!iwZl&ZNV)c)+iCtu9*Gz&WuUY>jqXlI6R"
+    "`+Db6d@hwYEs0v5Hx<1PMEA6qS?jI`#c2+m<s~_g7Cg`WycOjmvF+@Dt&O_lH}CpyS9+t-N_RXSPHOM_<HP;o>)OWF>e}kMY"
+    "w#zPJ#fPBdYAvJzwrE#eg"
+)
+"""A Parquet file of two rows, in a group that says it has 55,937,267,326."""
+
+
+@pytest.mark.parametrize("read", [read_table, open_rows])
+def test_a_group_of_more_rows_than_its_file(read: Callable[[Path], object], tmp_path: Path) -> None:
+    (tmp_path / "file.parquet").write_bytes(zlib.decompress(base64.b85decode(MANY_ROWS)))
+    with pytest.raises(DataError, match=r"groups of \[55937267326\] rows in a file of 2"):
+        read(tmp_path / "file.parquet")
+
+
+def test_large_arrays_of_no_columns_and_of_too_many(tmp_path: Path) -> None:
+    for shape in ((0, 2**40), (3, 0)):
+        (tmp_path / "file.npy").write_bytes(payloads.npy(b"", descr="'<f8'", shape=str(shape)))
+        with pytest.raises(DataError, match="an array of type float64 and shape"):
+            open_rows(tmp_path / "file.npy")
+    (tmp_path / "file.npy").write_bytes(b"no array")
+    with pytest.raises(DataError, match="a file that cannot be read"):
+        open_rows(tmp_path / "file.npy")
+
+
+def test_a_preparation_of_an_odd_format() -> None:
+    with pytest.raises(InputError):
+        read_preparation({"format": {}})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from tests.train.examples import classes, folder
 from tests.train.test_memory import KINDS, ROWS, Limit, dense, find
 from tests.train.test_memory_ends import Narrow
 from tests.train.test_parallel import state, wide
+from tests.train.together import once, together
 
 pytestmark = pytest.mark.slow
 
@@ -104,14 +103,11 @@ def main(path: Path, number: int) -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("two")
-    code = "import sys; from pathlib import Path; from tests.train.test_memory_parallel import main; "
-    code += "main(Path(sys.argv[1]), int(sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(path)]
-    started = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(2)]
-    problems = [process.communicate(timeout=240)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(problems)
-    return path
+    return once(
+        tmp_path_factory,
+        "memory_parallel",
+        lambda path: together("tests.train.test_memory_parallel", path, 2),
+    )
 
 
 def read(path: Path, name: str, number: int) -> Found:

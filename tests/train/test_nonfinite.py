@@ -6,8 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable as Function
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from quire.train.processes import from_all, processes
 from tests.train.examples import classes
 from tests.train.test_memory import KINDS, dense, find
 from tests.train.test_parallel import state, wide
+from tests.train.together import once, together
 
 KINDS = {**KINDS, "batch_norm": lambda: _normed()}
 PLACES = ("row", "loss", "gradient", "weight")
@@ -202,14 +201,7 @@ def _keep(path: Path, name: str, found: tuple[dict[str, Tensor], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("two")
-    code = "import sys; from pathlib import Path; from tests.train.test_nonfinite import main; "
-    code += "main(Path(sys.argv[1]), int(sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(path)]
-    started = [subprocess.Popen([*command, str(n)], stderr=subprocess.PIPE, text=True) for n in range(2)]
-    problems = [process.communicate(timeout=240)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(problems)
-    return path
+    return once(tmp_path_factory, "nonfinite", lambda path: together("tests.train.test_nonfinite", path, 2))
 
 
 def read(path: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

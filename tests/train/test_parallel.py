@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable as Function
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from quire.train.processes import all_do, alone, first_does, from_all, processes
 from tests.tasks.playing import circle, players
 from tests.tasks.test_language import recurrent, text
 from tests.train.examples import classes, classifier, folder, numbers, regressor
+from tests.train.together import once, together
 
 pytestmark = pytest.mark.slow
 
@@ -323,22 +322,12 @@ def main(path: Path, number: int, count: int, names: list[str]) -> None:
 
 
 def start(path: Path, count: int, *names: str) -> None:
-    code = "import sys; from pathlib import Path; from tests.train.test_parallel import main; "
-    code += "main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])"
-    command = [sys.executable, "-c", code, str(path)]
-    started = [
-        subprocess.Popen([*command, str(number), str(count), *names], stderr=subprocess.PIPE, text=True)
-        for number in range(count)
-    ]
-    problems = [process.communicate(timeout=120)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * count, "\n".join(problems)
+    together("tests.train.test_parallel", path, count, count, names)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("two")
-    start(path, 2)
-    return path
+    return once(tmp_path_factory, "parallel", lambda path: start(path, 2))
 
 
 def found(path: Path, name: str, number: int) -> Found:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from quire.recipes.base import RECIPES, RunOptions
 from quire.recipes.execute import Outcome, execute
 from quire.train.processes import first_does, processes
 from tests.contracts.test_recipes import options_for
+from tests.train.together import once, together
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -58,17 +57,11 @@ def main(path: Path, number: int, names: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("two")
-    code = "import sys; from pathlib import Path; from tests.train.test_parallel_recipes import main; "
-    code += "main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])"
-    command = [sys.executable, "-c", code, str(path)]
-    words = [*CERTAIN, *CHANCE]
-    started = [
-        subprocess.Popen([*command, str(i), *words], stderr=subprocess.PIPE, text=True) for i in range(2)
-    ]
-    problems = [process.communicate(timeout=400)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(problems)
-    return path
+    return once(
+        tmp_path_factory,
+        "parallel_recipes",
+        lambda path: together("tests.train.test_parallel_recipes", path, 2, [*CERTAIN, *CHANCE]),
+    )
 
 
 @pytest.mark.parametrize("name", [*CERTAIN, *CHANCE])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from quire.data.batch import Batch, TensorData
 from quire.errors import InputError
 from quire.tasks import KMeansTask, LinearLeastSquares, MixtureTask, PrincipalComponents
 from quire.train import StatisticsTask, fit_statistics, processes
+from tests.train.together import together
 
 pytestmark = pytest.mark.slow
 
@@ -89,15 +88,7 @@ def main(folder: Path, number: int) -> None:
 
 
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from tests.train.test_processes import main; "
-    code += "main(Path(sys.argv[1]), int(sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    started = [
-        subprocess.Popen([*command, str(number)], stderr=subprocess.PIPE, text=True) for number in range(2)
-    ]
-    for process in started:
-        _, problem = process.communicate(timeout=120)
-        assert process.returncode == 0, problem
+    together("tests.train.test_processes", tmp_path, 2)
     for name in TASKS:
         alone = learn(name).state_dict()
         first, second = (load_file(tmp_path / f"{name} {number}.safetensors") for number in range(2))

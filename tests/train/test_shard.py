@@ -34,6 +34,7 @@ from tests.train import test_parallel as parallel
 from tests.train import test_parallel_recipes as trying
 from tests.train.examples import classes, classifier, folder
 from tests.train.test_parallel import Found, Interrupting, assert_alike, found, kept, state, told, wide
+from tests.train.together import once, together
 
 pytestmark = pytest.mark.slow
 
@@ -280,19 +281,7 @@ def main(path: Path, number: int, count: int, names: list[str]) -> None:
 
 
 def start(path: Path, count: int, *names: str) -> None:
-    code = "import sys; from pathlib import Path; from tests.train.test_shard import main; "
-    code += "main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])"
-    command = [sys.executable, "-c", code, str(path)]
-    started = [
-        subprocess.Popen([*command, str(number), str(count), *names], stderr=subprocess.PIPE, text=True)
-        for number in range(count)
-    ]
-    try:
-        problems = [process.communicate(timeout=500)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * count, "\n".join(problems)
+    together("tests.train.test_shard", path, count, count, names)
 
 
 OWN = ("gpt", "gpt_checkpointed", "joining", "scalar", "twice")
@@ -300,11 +289,20 @@ OWN = ("gpt", "gpt_checkpointed", "joining", "scalar", "twice")
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("two")
     whole = [f"{name}:whole" for name in (*CHANCE, "memory")]
-    start(path, 2, *SAME, *CHANCE, *OWN, "not_finite", "interrupted", "begun", "gpt_kept",
-          "memory", "refused", *whole)  # fmt: skip
-    return path
+    names = (
+        *SAME,
+        *CHANCE,
+        *OWN,
+        "not_finite",
+        "interrupted",
+        "begun",
+        "gpt_kept",
+        "memory",
+        "refused",
+        *whole,
+    )
+    return once(tmp_path_factory, "split", lambda path: start(path, 2, *names))
 
 
 # -- Tests -----------------------------------------------------------------------------------------
