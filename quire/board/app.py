@@ -335,7 +335,7 @@ def serve(folder: Path, port: int, told: Callable[[str], None] = print) -> None:
     """Answer until interrupted; `told` is given the address once."""
     made = Board(folder)
     with listening(port) as found:
-        threading.Thread(target=made.prepare, daemon=True).start()
+        threading.Thread(target=made.prepare).start()  # no daemon: PyArrow must not be cut off
         told(f"http://127.0.0.1:{found.getsockname()[1]}/")
         try:
             uvicorn.Server(settings_of(made)).run(sockets=[found])

@@ -153,7 +153,7 @@ class Runs:
             with suppress(QuireError):  # whoever asks for them is told
                 self.all_metrics(names)
 
-        threading.Thread(target=read, daemon=True).start()
+        threading.Thread(target=read).start()  # no daemon: PyArrow must not be cut off
 
     def all_metrics(self, names: Sequence[str]) -> tuple[Metrics, ...]:
         """Those of several runs at one go: askers that take turns run by run hold each other up."""

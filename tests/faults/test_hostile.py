@@ -34,7 +34,7 @@ def test_there_are_enough_hostile_files() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_hostile_files_are_refused() -> None:
-    run("hostile", "--every", "47", "--quiet")
+    run("hostile", "--every", "97", "--quiet")
 
 
 @pytest.mark.slow

@@ -63,6 +63,7 @@ def test_awkward_sizes(components: int, features: int, rows: int) -> None:
 
 
 def test_rows_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
     from quire.kernels import mixture
 
     x, start, frame = setting(4, 5, 400)

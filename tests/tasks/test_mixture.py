@@ -264,7 +264,7 @@ def test_wrong_rows() -> None:
         run(MixtureTask(3, 5), make_rows(400)[:3])
     x = make_rows()
     x[7, 1] = torch.nan
-    with pytest.raises(DataError, match="not finite numbers"):
+    with pytest.raises(DataError, match="row 7 has a value that is not a finite number"):
         run(MixtureTask(3, 2), x)
     task = run(MixtureTask(3, 2), make_rows(), 2)
     with pytest.raises(InputError, match=r"rows of 2 features\n  expected: 3 features"):

@@ -56,8 +56,6 @@ def read_idx(path: Path, options: Images) -> ImageSource:
     if len({images.shape[1:] for images in pixels}) > 1:
         sizes = ", ".join(f"{p.name} {i.shape[2]} × {i.shape[1]}" for p, i in zip(paths, pixels, strict=True))
         raise DataError(f"images of different sizes: {sizes}", path=path, expected="one size in all files")
-    if not pixels[0][0].size:
-        raise DataError("images without pixels", path=paths[0], expected="at least one row and one column")
     codes, labels = _read_labels(paths, pixels)
     names: list[str] = []
     parts: list[str] = []

@@ -137,7 +137,7 @@ def test_idx_files_are_checked_to_the_last_byte(tmp_path: Path) -> None:
     huge = good[:4] + b"\xff\xff\xff\xff" * 3 + good[16:]
     assert "the file ends at byte 28" in damaged(tmp_path / "e", huge)
     assert "a file of no values" in damaged(tmp_path / "f", idx_bytes(np.ones((0, 2, 3))))
-    assert "images without pixels" in damaged(tmp_path / "g", idx_bytes(np.ones((2, 0, 3))))
+    assert "a file of no values" in damaged(tmp_path / "g", idx_bytes(np.ones((2, 0, 3))))
 
 
 def test_compressed_idx_files_are_checked(tmp_path: Path) -> None:
