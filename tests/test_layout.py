@@ -209,6 +209,7 @@ def test_recipes_and_command_load_without_pytorch() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["tasks", "models"])
 def test_what_a_file_registers_is_known_to_whoever_imports_its_folder(part: str) -> None:
     """A run is read by name in a process that has not trained it."""

@@ -17,6 +17,8 @@ from quire.bench.measure import Figures, Outcome, judge, run_case
 from quire.bench.results import save
 from quire.bench.table import amount, markdown, seconds, text
 
+pytestmark = pytest.mark.slow
+
 HERE = Place(torch.device("cpu"))
 
 

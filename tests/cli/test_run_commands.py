@@ -16,6 +16,8 @@ import pytest
 from quire.cli.main import main
 from tests.cli.conftest import Quire
 
+pytestmark = pytest.mark.slow
+
 TRAIN = ("train", "mlp", "--data", "table.csv", "--target", "y", "--model.hidden", "16", "--quiet")
 
 

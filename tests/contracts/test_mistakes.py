@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.contracts.mistakes import PAGE, SECTIONS, mistakes, page
 
 
@@ -12,6 +14,7 @@ def plain(text: str) -> list[str]:
     return re.sub(r"a machine with \d+ CUDA", "a machine with 0 CUDA", text).splitlines()
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_mistakes_answer() -> None:
     made, shown = page(), PAGE.read_text(encoding="utf-8")
     assert plain(made) == plain(shown), "write it again with python -m tests.contracts.mistakes"

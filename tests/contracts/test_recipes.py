@@ -24,8 +24,8 @@ from tests.recipes.examples import target_for, write_csv, write_data
 
 NAMES = list(RECIPES)
 TABLES = ("classes", "two classes", "values", "any", "several")
-QUICK = {"lenet", "ssd", "gru", "textclass"} | {n for n in NAMES if RECIPES[n].targets in TABLES}
-"""One recipe of each other kind of data is tried by `make quick`."""
+QUICK = {"mlp", "gmm", "lenet", "ssd", "gru", "textclass"}
+"""One recipe of each kind of data is tried by `make quick`."""
 DISTINCT = [name for name in NAMES if name not in ("alexnet", "vgg", "googlenet", "resnext", "densenet")]
 """Without those that lenet and resnet stand for: the same plan with another network, whose own tests export
 it."""

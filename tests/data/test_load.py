@@ -90,6 +90,7 @@ def test_several_targets() -> None:
     assert load_table("iris", targets=()).train.fields.keys() == {"inputs"}
 
 
+@pytest.mark.slow
 def test_many_rows_and_columns_are_read(tmp_path: Path) -> None:
     """Wide and long tables through the whole way; the long one is no longer than a test may be."""
     random = np.random.default_rng(0)

@@ -356,6 +356,7 @@ def test_exported_stage_equals_eager(stage: tuple[PrepareInputs, torch.Tensor]) 
     assert torch.equal(program.module()(more), module(more))
 
 
+@pytest.mark.slow
 def test_onnx_equals_eager(stage: tuple[PrepareInputs, torch.Tensor], tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

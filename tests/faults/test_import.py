@@ -49,6 +49,7 @@ def test_importing_opens_no_socket_starts_no_program_and_writes_nothing(work: st
     assert notes_of(work) == []
 
 
+@pytest.mark.slow
 def test_what_uses_runs_does_not_either() -> None:
     assert not_of_the_compiler(notes_of("from quire import load")) == []
 

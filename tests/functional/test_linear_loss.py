@@ -172,6 +172,7 @@ def test_autocast_multiplies_in_half_and_keeps_the_types_of_parameters() -> None
             assert 0 < (a - b).norm() < 0.02 * b.norm()
 
 
+@pytest.mark.slow
 def test_it_can_be_compiled_without_a_break() -> None:
     hidden, weight, target, bias = example()
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")

@@ -22,6 +22,8 @@ from quire.train.gradients import Gradients, loss_factors
 from quire.train.sums import add_up
 from quire.train.task import build_task
 
+pytestmark = pytest.mark.slow
+
 
 def make(
     shape: tuple[int, ...] = (6,), *, inputs: ImageInputs | None = None, **options: Any

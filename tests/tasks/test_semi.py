@@ -192,6 +192,7 @@ def test_pixels_are_scaled_once() -> None:
 # What the rows without a label are for ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_without_labels_make_a_better_classifier() -> None:
     """Digits, five labels each: with the same steps on the same labels, consistent answers to 900 digits
     without a label add to what labels alone teach."""

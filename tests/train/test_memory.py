@@ -25,6 +25,8 @@ from tests.tasks.test_language import recurrent, text
 from tests.train.examples import classes
 from tests.train.test_parallel import Pairs, state, wide
 
+pytestmark = pytest.mark.slow
+
 ROWS = 20
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
