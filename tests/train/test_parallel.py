@@ -335,6 +335,15 @@ def found(path: Path, name: str, number: int) -> Found:
     return load_file(path / f"{name}-{number}.safetensors"), facts
 
 
+def assert_agreed(path: Path, name: str) -> None:
+    """Both processes ended with the same bits, and told the same where chance has no part in it."""
+    (first, told), (second, told_too) = (found(path, name, number) for number in range(2))
+    for key, value in first.items():
+        assert torch.equal(value, second[key]), key
+    if name != "chance":
+        assert told == told_too
+
+
 def assert_alike(first: Any, second: Any, relative: float) -> None:
     if isinstance(first, dict):
         assert first.keys() == second.keys()
@@ -390,11 +399,7 @@ def test_two_learn_what_one_learns(two: Path, name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", [*SAME, "chance", "adversaries"])
 def test_processes_agree_to_the_bit(two: Path, name: str) -> None:
-    (first, told), (second, told_too) = (found(two, name, number) for number in range(2))
-    for key, value in first.items():
-        assert torch.equal(value, second[key]), key
-    if name != "chance":
-        assert told == told_too
+    assert_agreed(two, name)
 
 
 def test_each_process_draws_its_own_numbers(two: Path) -> None:

@@ -33,7 +33,17 @@ from quire.train.processes import processes
 from tests.train import test_parallel as parallel
 from tests.train import test_parallel_recipes as trying
 from tests.train.examples import classes, classifier, folder
-from tests.train.test_parallel import Found, Interrupting, assert_alike, found, kept, state, told, wide
+from tests.train.test_parallel import (
+    Found,
+    Interrupting,
+    assert_agreed,
+    assert_alike,
+    found,
+    kept,
+    state,
+    told,
+    wide,
+)
 from tests.train.together import once, together
 
 pytestmark = pytest.mark.slow
@@ -322,11 +332,7 @@ def test_two_that_split_a_model_learn_what_one_learns(two: Path, name: str, tmp_
 
 @pytest.mark.parametrize("name", [*SAME, *CHANCE, *OWN])
 def test_processes_agree_to_the_bit(two: Path, name: str) -> None:
-    (first, told), (second, told_too) = (found(two, name, number) for number in range(2))
-    for key, value in first.items():
-        assert torch.equal(value, second[key]), key
-    if name != "chance":
-        assert told == told_too
+    assert_agreed(two, name)
 
 
 @pytest.mark.parametrize("name", CHANCE)
