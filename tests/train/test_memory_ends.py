@@ -224,8 +224,6 @@ from quire.tasks.supervised import Supervised
 from quire.train import fit
 from tests.train.examples import classes
 
-pytestmark = pytest.mark.slow
-
 torch.set_num_threads(1)
 data = classes(256)
 data = TensorData({"inputs": data.inputs.double(), "target": data.target})
