@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import InputError
-from quire.functional.tally import Tally, Workspace, differing, spans
+from quire.functional.tally import THREAD_TIME, Tally, Workspace, differing, search_time, spans
 from quire.functional.threads import one_thread, together
 from quire.kernels import Backend, refusal, use_triton
 
@@ -36,8 +36,6 @@ CHUNK_NUMBERS = {"cpu": 3 * 2**17, "other": 2**25}
 CHUNK_ROWS = {"cpu": (1024, 12288), "other": (2**12, 2**22)}
 # Numbers of float64 in a piece of what is computed beside the scores.
 PIECE_NUMBERS = {"cpu": 2**17, "other": 2**23}
-# Rows below which a second thread is not worth starting.
-ROWS_PER_THREAD = 2**14
 # Rows so long are multiplied with so many centres where they have been copied to, by measurement.
 LONG_ROW, MANY_CENTRES = 128, 32
 # Centres up to which their scores are looked at without a grid.
@@ -130,7 +128,8 @@ def _search(
         return ClusterSums(labels.long(), *sums_by_label(rows, labels, len(centres), weights))
     assert tally is None or isinstance(tally, Tally)
     on_cpu = rows.device.type == "cpu"
-    threads = max(1, min(torch.get_num_threads(), len(rows) // ROWS_PER_THREAD)) if on_cpu else 1
+    work = tally.bounds.expected() if tally is not None else len(rows) * search_time(*centres.shape)
+    threads = max(1, min(torch.get_num_threads(), int(work / THREAD_TIME))) if on_cpu else 1
     with one_thread(on_cpu), torch.no_grad():
         screen = Screen(rows, centres, shift, weights, radius, collect=collect, tally=tally)
         if tally is not None:

@@ -46,8 +46,8 @@ BLOCK_NUMBERS = 2**22
 PIECE_NUMBERS = 2**17
 # Numbers of float32 that are kept beside the rows: 1 GiB.
 KEPT_NUMBERS = 2**28
-# Nanoseconds below which a second thread is not worth asking.
-LIGHT = 2e5
+# Nanoseconds that a thread should have to do: threads that take turns at short operations hold each other up.
+THREAD_TIME = 1.5e6
 # Sweeps between two tries of the bounds, at most.
 LONGEST_PAUSE = 16
 
@@ -84,9 +84,9 @@ class Bounds:
         self.renews = False
         """Whether a search writes limits."""
         self.misses, self.pause = 0, 0
-        # In nanoseconds, by measurement on a core: a row that is searched where it lies, and what it takes in
-        # addition to fetch it and put its label back.
-        self.search, self.fetch = features * clusters / 45 + clusters / 4 + 10, features / 4 + 15
+        # In nanoseconds: a row that is searched where it lies, and what it takes in addition to fetch it and
+        # put its label back.
+        self.search, self.fetch = search_time(clusters, features), features / 4 + 15
         self.most = self.search / (self.search + self.fetch)
         """The share of doubtful rows above which all are searched."""
         self.last = rows
@@ -259,6 +259,11 @@ class Tally:
                 torch.round(wide.sub_(whole).mul_(1 / FINER), out=some[:, 1 + width :])
             moves.index_add_(0, joined[part], some)
             moves.index_add_(0, left[part], some.neg_())
+
+
+def search_time(clusters: int, features: int) -> float:
+    """Nanoseconds in which a core finds the nearest centre of a row, by measurement."""
+    return features * clusters / 45 + clusters / 4 + 10
 
 
 def differing(values: Tensor, others: Tensor) -> Tensor:

@@ -1,30 +1,21 @@
-"""Learning by descent: the one training loop of every network.
-
-The order of the data is a pure function of (seed, epoch), so the position in it is the number of
-steps taken. A checkpoint holds that number, the weights, the best weights, the optimiser, the
-running sums of the epoch, the record of early stopping and all random states; a run resumed from it
-computes the same bits as one that was never interrupted.
-"""
+"""Learning by descent: the one training loop of every network."""
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from quire.data.batch import Data, epoch_order, ordered, steps_per_epoch
-from quire.errors import CheckpointError, InputError
+from quire.errors import InputError
 from quire.functional.regularise import EarlyStopping
 from quire.options import Optim, Train
+from quire.train.average import Average
 from quire.train.checkpoints import Checkpoint
 from quire.train.evaluate import check_monitor, evaluate, losses
-from quire.train.gradients import Sums, Weights
-from quire.train.groups import Group
 from quire.train.keeping import (
     Fit,
     Interrupt,
@@ -32,7 +23,7 @@ from quire.train.keeping import (
     Record,
     State,
     Store,
-    check_plan,
+    in_streams,
     make_record,
     place,
     place_task,
@@ -45,12 +36,12 @@ from quire.train.processes import (
     from_all,
     from_first,
     give_checkpoint_to_all,
-    give_to_all,
     processes,
-    rows_of_all,
 )
 from quire.train.progress import Progress
 from quire.train.randomness import random_state, restore_random_state, seed_everything, stream_seed
+from quire.train.resuming import contents, restore
+from quire.train.running import Running
 from quire.train.step import Stepper
 from quire.train.task import Task
 from quire.train.threads import threads_for
@@ -69,38 +60,6 @@ class Callback:
     def on_record(self, descent: Descent, record: Record) -> None: ...
 
     def on_end(self, descent: Descent) -> None: ...
-
-
-class Running:
-    """Sums and weights since the last record: the training loss that is shown.
-
-    On a GPU the numbers are left there, step by step, until somebody asks for their sum."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.weights: dict[str, float] = {}
-        self._waiting: list[tuple[dict[str, float], str, Tensor]] = []
-
-    def add(self, sums: Sums, weights: Weights) -> None:
-        for total, new in ((self.sums, sums), (self.weights, weights)):
-            for name, value in new.items():
-                if not isinstance(value, Tensor):
-                    total[name] = total.get(name, 0.0) + value
-                elif value.is_cuda:
-                    self._waiting.append((total, name, value))
-                else:
-                    total[name] = total.get(name, 0.0) + value.item()
-
-    def numbers(self) -> tuple[dict[str, float], dict[str, float]]:
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            values = torch.stack([value.double() for _, _, value in waiting]).tolist()
-            for (total, name, _), value in zip(waiting, values, strict=True):
-                total[name] = total.get(name, 0.0) + value
-        return dict(self.sums), dict(self.weights)
-
-    def clear(self) -> None:
-        self.sums, self.weights, self._waiting = {}, {}, []
 
 
 class Descent:
@@ -134,7 +93,7 @@ class Descent:
         self.batch_size = min(train.batch_size or len(data), len(data))
         self.peers = make_peers(self.task, device, shard=shard)
         if self.peers is not None:
-            self._meet()
+            self.peers.agree(self.task, len(data), self.batch_size, seed, carry=train.carry)
         self.shards = self._shard(device) if shard else None
         self.steps_per_epoch = steps_per_epoch(len(data), self.batch_size)
         self.total = steps if steps is not None else round((epochs or 1) * self.steps_per_epoch)
@@ -155,7 +114,8 @@ class Descent:
         self.staged = self.stepper.gradients.stage(self.data)
         self.running = Running()
         self.sample = self._training_sample() if train_measures else None
-        self.average = self._start_average() if train.average else None
+        groups = [group for player in self.stepper.players for group in player.groups]
+        self.average = Average(groups, train.average) if train.average else None
         self.step = 0
         self.best_step = 0
         self.best: State | None = None
@@ -164,24 +124,6 @@ class Descent:
         self.last_save = time.perf_counter()
         self.interrupt = Interrupt()
         self.asked_to_stop = False
-
-    def _meet(self) -> None:
-        """Processes that have just met begin with the weights of the first."""
-        assert self.peers is not None
-        facts = from_all((len(self.data), self.batch_size, self.seed))
-        if len(set(facts)) > 1:
-            raise InputError(
-                f"processes with rows, batch size and seed of {' and '.join(map(str, sorted(set(facts))))}",
-                expected="the same in each",
-                fix="give every process the same data and options",
-            )
-        if self.train.carry and self.peers.sizes(self.batch_size)[-1] == 0:
-            raise InputError(
-                f"--train.carry with {self.batch_size} streams for {self.peers.count} processes",
-                expected="two streams for each at least",
-                fix=f"set --train.batch-size {2 * self.peers.count} or more",
-            )
-        give_to_all(itertools.chain(self.task.parameters(), self.task.buffers()), self.task.device)
 
     def _shard(self, device: torch.device) -> Shards:
         """Split the parameters among the processes."""
@@ -218,7 +160,7 @@ class Descent:
             keep = self.shards.keep if self.shards else None
             checkpoint = give_checkpoint_to_all(checkpoint, self.device, keep)
         if checkpoint:
-            self.restore(checkpoint)
+            restore(self, checkpoint)
         first, self.began = self.step, time.perf_counter()
         for callback in self.callbacks:
             callback.on_start(self)
@@ -263,7 +205,7 @@ class Descent:
             if self.stepper.parts.shortages:
                 self._tell(self.stepper.parts.told(len(batch)))
             if self.average is not None:
-                self._update_average()
+                self.average.update(self.step)
             for callback in self.step_callbacks:
                 callback.on_step(self, self.step)
             if self.progress.due(self.refresh):
@@ -293,7 +235,7 @@ class Descent:
         if self.best is not None and self.train.restore == "best":
             self.task.load_state_dict(self.best)
         elif self.average is not None:
-            self._load_average()
+            self.average.load()
         if self.shards is not None:
             self.shards.release()
         self.task.eval()
@@ -320,7 +262,10 @@ class Descent:
         if self.stepper.parts.state() is not None:
             train_values["micro_batches"] = float(self.stepper.parts.count)
         judged: dict[str, float] | None = None
-        with self._average_in_place(), self.shards.whole() if self.shards else nullcontext():
+        with (
+            self.average.in_place() if self.average else nullcontext(),
+            self.shards.whole() if self.shards else nullcontext(),
+        ):
             if self.sample is not None:
                 train_values = {**evaluate(self.task, self.sample, together=True), **train_values}
             if self.validation is not None and len(self.validation):
@@ -369,49 +314,6 @@ class Descent:
         rows = epoch_order(len(self.data), self.seed, -1)[: len(self.validation)]
         return self.data.subset(rows)
 
-    # -- Moving average of weights -------------------------------------------------------------
-
-    def _groups(self) -> list[Group]:
-        return [group for player in self.stepper.players for group in player.groups]
-
-    def _flats(self) -> list[Tensor]:
-        return [group.flat for group in self._groups()]
-
-    def _named_average(self) -> State:
-        assert self.average is not None
-        found = zip(self._groups(), self.average, strict=True)
-        return {name: value for group, flat in found for name, value in group.named(flat).items()}
-
-    def _start_average(self) -> list[Tensor]:
-        return [flat.detach().clone() for flat in self._flats()]
-
-    def _update_average(self) -> None:
-        assert self.average is not None
-        assert self.train.average is not None
-        # The early average leans on the newest weights: a decay of n/(n+10) until it reaches the wanted one.
-        decay = min(self.train.average, self.step / (self.step + 10))
-        for average, flat in zip(self.average, self._flats(), strict=True):
-            average.lerp_(flat, 1 - decay)
-
-    def _load_average(self) -> None:
-        assert self.average is not None
-        for average, flat in zip(self.average, self._flats(), strict=True):
-            flat.copy_(average)
-
-    @contextmanager
-    def _average_in_place(self) -> Iterator[None]:
-        if self.average is None:
-            yield
-            return
-        flats = self._flats()
-        current = [flat.clone() for flat in flats]
-        self._load_average()
-        try:
-            yield
-        finally:
-            for flat, value in zip(flats, current, strict=True):
-                flat.copy_(value)
-
     # -- Saving and resuming -------------------------------------------------------------------
 
     def seconds(self) -> float:
@@ -421,87 +323,13 @@ class Descent:
         """A checkpoint of this moment; at the end also the `final` weights that the task is left with."""
         assert self.keeps
         self.stepper.settle()
-        sums, sum_weights = self.running.numbers()
-        carried = self.stepper.carried
-        states = [random_state()]
-        if self.peers is not None:
-            carried = {name: rows_of_all(value) for name, value in carried.items()}
-            states = from_all(states[0])
-        if self.store is None and self.shards is None:  # another process writes
-            self.last_save = time.perf_counter()
-            return
-        tensors: dict[str, Mapping[str, Tensor]] = {"weights": weights or self.task.state_dict()}
-        for number, state in enumerate(states):
-            tensors[random_name(number)] = state
-        if final is not None:
-            tensors["final"] = final
-        for player in self.stepper.players:
-            tensors[f"optimiser-{player.name}"] = player.optimiser.state()
-        if self.best is not None:
-            tensors["best"] = self.best
-        if carried:
-            tensors["carried"] = {name: t.contiguous() for name, t in carried.items()}
-        if self.average is not None:
-            tensors["average"] = self._named_average()
-        progress = {
-            "step": self.step,
-            "best_step": self.best_step,
-            "sums": sums,
-            "weights": sum_weights,
-            "stopping": self.stopping.state_dict(),
-            "history": self.history,
-            "seconds": self.seconds(),
-            "plan": self._plan(),
-            "parts": self.stepper.parts.state(),
-        }
-        with self.shards.gathering(tensors) if self.shards else nullcontext(tensors) as written:
-            if self.store is not None:
-                self.store.save(Checkpoint(self.step, written, {"progress": progress}), keep=self.train.keep)
+        tensors, progress = contents(self, weights, final)
+        if self.store is not None or self.shards is not None:  # otherwise another process writes
+            with self.shards.gathering(tensors) if self.shards else nullcontext(tensors) as written:
+                if self.store is not None:
+                    checkpoint = Checkpoint(self.step, written, {"progress": progress})
+                    self.store.save(checkpoint, keep=self.train.keep)
         self.last_save = time.perf_counter()
-
-    def _plan(self) -> dict[str, int]:
-        """What must be the same for a resumed run to be the same run."""
-        return {"rows": len(self.data), "batch_size": self.batch_size, "seed": self.seed}
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        progress = checkpoint.documents["progress"]
-        if "weights" not in checkpoint.tensors:
-            raise InputError(
-                "resuming a run whose adapters are merged",
-                expected="the run as it was trained",
-                fix="take them out again with 'quire adapter unmerge RUN'",
-            )
-        check_plan(progress["plan"], self._plan())
-        self.task.load_state_dict(dict(checkpoint.tensors["weights"]))
-        for player in self.stepper.players:
-            player.optimiser.load(checkpoint.tensors[f"optimiser-{player.name}"])
-        if "best" in checkpoint.tensors:
-            best = checkpoint.tensors["best"]
-            self.best = {name: value.to(self.device) for name, value in best.items()}
-        if self.average is not None:
-            kept = checkpoint.tensors.get("average", {})
-            for name, value in self._named_average().items():
-                if name not in kept:
-                    raise CheckpointError(
-                        f"no moving average of '{name}' in the checkpoint",
-                        expected="averages by the names of parameters, as this version saves them",
-                        fix="start again, or resume with the version of Quire that began the run",
-                    )
-                value.copy_(kept[name])
-        carried = checkpoint.tensors.get("carried", {})
-        first, last = (0, self.batch_size) if self.peers is None else self.peers.share(self.batch_size)
-        self.stepper.carried = {name: value[first:last].to(self.device) for name, value in carried.items()}
-        self.step, self.best_step = progress["step"], progress["best_step"]
-        self.running.sums, self.running.weights = dict(progress["sums"]), dict(progress["weights"])
-        self.stopping.load_state_dict(progress["stopping"])
-        self.history = list(progress["history"])
-        self.seconds_before = progress["seconds"]
-        self.stepper.parts.load(progress.get("parts"))
-        number = processes()[0]
-        if random_name(number) in checkpoint.tensors:
-            restore_random_state(checkpoint.tensors[random_name(number)])
-        else:  # a run that fewer processes began
-            seed_everything(stream_seed(self.seed, number, self.step))
 
     def _heed_late(self) -> None:
         """Who asks in the last step, or while the end is saved, does not wait for what comes after."""
@@ -518,24 +346,6 @@ class Descent:
     def _interrupted(self, number: int) -> Interrupted:
         message = f"interrupted after step {self.step} of {self.total}; everything is saved"
         return Interrupted(message, number=number)
-
-
-def random_name(process: int) -> str:
-    """What the random states of a process are called in a checkpoint."""
-    return f"random-{process}" if process else "random"
-
-
-def in_streams(task: Task, data: Data, batch_size: int) -> Data:
-    """The text of `data` in as many parallel streams as a batch has rows."""
-    streams = getattr(data, "streams", None)
-    if not task.carries_state or streams is None:
-        raise InputError(
-            f"--train.carry with {type(task).__name__} on {type(data).__name__}",
-            expected="a recurrent model that reads a text",
-            fix="leave --train.carry out",
-        )
-    carried: Data = streams(batch_size)
-    return carried
 
 
 def fit(

@@ -136,3 +136,16 @@ def place(data: Data, device: torch.device) -> Data:
         if sum(value.nbytes for value in data.fields.values()) > free // 2:
             return data
     return data.to(device)
+
+
+def in_streams(task: Task, data: Data, batch_size: int) -> Data:
+    """The text of `data` in as many parallel streams as a batch has rows."""
+    streams = getattr(data, "streams", None)
+    if not task.carries_state or streams is None:
+        raise InputError(
+            f"--train.carry with {type(task).__name__} on {type(data).__name__}",
+            expected="a recurrent model that reads a text",
+            fix="leave --train.carry out",
+        )
+    carried: Data = streams(batch_size)
+    return carried

@@ -215,4 +215,5 @@ class _Numpy:
     set = staticmethod(np.random.set_state)
 
     def same(self, state: Any) -> bool:
-        return str(np.random.get_state()) == str(state)
+        name, words, *rest = np.random.get_state()
+        return name == state[0] and np.array_equal(words, state[1]) and tuple(rest) == state[2:]

@@ -18,6 +18,7 @@ than one is decided differently; processes for which that leaves none borrow row
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from quire.data.batch import Batch, Data
 from quire.errors import InputError, NonFiniteError
 from quire.train.batch_norm import separate, synchronise
 from quire.train.memory import Elsewhere
-from quire.train.processes import from_all, joined, processes, rows_of_all
+from quire.train.processes import from_all, give_to_all, joined, processes, rows_of_all
 from quire.train.task import Task, Weight
 
 if TYPE_CHECKING:
@@ -85,6 +86,23 @@ class Peers:
         """Whether processes add anything between the weights and the gradients of a step."""
         self._width = 1 + max((norm.num_features + 1 for norm in self.norms), default=0)
         self._names: list[str] = []
+
+    def agree(self, task: Task, rows: int, batch_size: int, seed: int, *, carry: bool) -> None:
+        """Processes that have just met train on the same, and begin with the weights of the first."""
+        facts = set(from_all((rows, batch_size, seed)))
+        if len(facts) > 1:
+            raise InputError(
+                f"processes with rows, batch size and seed of {' and '.join(map(str, sorted(facts)))}",
+                expected="the same in each",
+                fix="give every process the same data and options",
+            )
+        if carry and self.sizes(batch_size)[-1] == 0:
+            raise InputError(
+                f"--train.carry with {batch_size} streams for {self.count} processes",
+                expected="two streams for each at least",
+                fix=f"set --train.batch-size {2 * self.count} or more",
+            )
+        give_to_all(itertools.chain(task.parameters(), task.buffers()), task.device)
 
     def close(self) -> None:
         separate(self.norms)

@@ -107,7 +107,7 @@ def test_chunks_and_threads_change_nothing(threads: int, monkeypatch: pytest.Mon
     x, centres = normal(1003, 6, dtype=torch.float32), normal(11, 6, seed=1)
     whole = cluster_sums(x, centres)
     monkeypatch.setattr(nearest, "CHUNK_ROWS", {"cpu": (16, 16)})
-    monkeypatch.setattr(nearest, "ROWS_PER_THREAD", 100)
+    monkeypatch.setattr(nearest, "THREAD_TIME", 1000.0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -125,7 +125,7 @@ def test_a_thread_that_fails_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ZeroDivisionError("in a thread")
 
     monkeypatch.setattr(nearest.Screen, "over", fail)
-    monkeypatch.setattr(nearest, "ROWS_PER_THREAD", 100)
+    monkeypatch.setattr(nearest, "THREAD_TIME", 1000.0)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

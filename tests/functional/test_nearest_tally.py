@@ -120,9 +120,8 @@ def test_blocks_threads_and_kept_memory_change_nothing(threads: int, monkeypatch
     x = groups(6, 20) + 3
     monkeypatch.setattr(tally, "BLOCK_NUMBERS", 5000)
     monkeypatch.setattr(tally, "KEPT_NUMBERS", 0)
-    monkeypatch.setattr(tally, "LIGHT", 0)
     monkeypatch.setattr(nearest, "CHUNK_ROWS", {"cpu": (50, 50)})
-    monkeypatch.setattr(nearest, "ROWS_PER_THREAD", 100)
+    monkeypatch.setattr(nearest, "THREAD_TIME", 1000.0)
     kept, shift, radius = new_tally(x, 20)
     assert kept.near is None
     centres, before = x[:20], torch.get_num_threads()

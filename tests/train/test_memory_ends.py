@@ -84,7 +84,7 @@ def test_an_optimiser_that_fails_again_stops_the_run(monkeypatch: pytest.MonkeyP
 
 def test_the_optimisers_count_is_that_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Optimiser] = []
-    made = "quire.train.step.make_optimiser"
+    made = "quire.train.player.make_optimiser"
     monkeypatch.setattr(made, lambda *given: seen.append(make_optimiser(*given)) or seen[-1])
     with failing("adam", monkeypatch, 1, 1):
         fit(dense(), wide(classes(60)), steps=4, train=Train(batch_size=ROWS), seed=3)
