@@ -107,9 +107,9 @@ class Descent:
         self.refresh = progress.REFRESH if device.type == "cpu" else 1.0
         self.step_callbacks = [c for c in callbacks if type(c).on_step is not Callback.on_step]
         self.validate_every = train.validate_every or self.steps_per_epoch
-        self.stopping = EarlyStopping(
-            train.patience, train.min_delta, higher_is_better=train.monitor in task.higher_is_better
-        )
+        # Of several targets a measure is called "TARGET.MEASURE".
+        rises = train.monitor.rpartition(".")[2] in task.higher_is_better
+        self.stopping = EarlyStopping(train.patience, train.min_delta, higher_is_better=rises)
         self.stepper = Stepper(task, optim, train, device, self.total, self.steps_per_epoch, self.peers)
         self.staged = self.stepper.gradients.stage(self.data)
         self.running = Running()

@@ -14,6 +14,25 @@ WARM = 2
 """So often work is done as it is written before it is recorded: kernels are compiled, memory is found."""
 
 
+class Answer:
+    """Numbers of a GPU that are on their way. To read them does not wait for what it was asked for since."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers = here.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._numbers = numbers.clone()
+
+    def read(self) -> list[float]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._numbers.tolist()
+
+
 class Replay:
     """Calls a function of no arguments that works on a GPU: it changes tensors in place, makes its result
     there, and never waits for it."""

@@ -49,7 +49,7 @@ from quire.train.processes import (
     share_state,
 )
 from quire.train.progress import Progress
-from quire.train.replay import Replay
+from quire.train.replay import Answer, Replay
 from quire.train.sums import add_to
 from quire.train.task import Task
 
@@ -82,6 +82,9 @@ class StatisticsTask(Task):
     """
 
     answers_target = False
+    rests = False
+    """Whether a sweep after the last one changes nothing. Then a GPU begins each before the one before it has
+    been looked at."""
     evaluation_rows = 2**16
     evaluation_numbers = 2**22
 
@@ -140,6 +143,8 @@ class Sweeps:
         self.checkpoint_seconds = checkpoint_seconds
         self.interrupt = Interrupt()
         self.replay = Replay()
+        self.ahead: Answer | None = None
+        """Of a sweep that has begun before the last one was looked at."""
         self.before = Before(self.task, device, tables=())
         number, count = processes()
         self.several = count > 1
@@ -201,7 +206,9 @@ class Sweeps:
         self.progress.records(records)
         if self.progress.due(self.progress.REFRESH):
             self.progress.step(self.sweep, swept.loss)
-        if self.store and time.perf_counter() - self.last_save > self.checkpoint_seconds:
+        if self.ahead is not None and not self.done:  # the state is that after the next sweep
+            return
+        if self.store and self._due():
             self._save()
         number = self.signal if self.several else self.interrupt.number
         if number and self.sweep < self.total and not self.done:
@@ -239,13 +246,31 @@ class Sweeps:
             self.task.load_state_dict(self.task.state_dict())  # what it knows of its state is known anew
         raise self._bad_row() or problem
 
+    def _due(self) -> bool:
+        return time.perf_counter() - self.last_save > self.checkpoint_seconds
+
+    def _ask(self) -> Answer | None:
+        """Begin a sweep that can be recorded; None where it cannot be."""
+        if self.several or not isinstance(self.data, TensorData):
+            return None
+        task, (batch,) = self.task, in_order(self.data)
+        course = task.course(batch)
+        if course is None:
+            return None
+        return Answer(self.replay(course, lambda: task.advance(task.statistics(batch))))
+
+    def _goes_ahead(self) -> bool:
+        """Whether nobody will ask for the state after the sweep that has just begun."""
+        busy = self.validation is not None or self.interrupt.asked or (self.store is not None and self._due())
+        recorded = self.replay.graph is not None
+        return self.task.rests and recorded and not busy and self.sweep + 2 <= self.total
+
     def _sweep(self) -> Swept:
         task = self.task
-        if self.device.type == "cuda" and isinstance(self.data, TensorData) and not self.several:
-            (batch,) = in_order(self.data)
-            if (course := task.course(batch)) is not None:
-                numbers = self.replay(course, lambda: task.advance(task.statistics(batch)))
-                return task.swept(numbers.tolist())
+        answer, self.ahead = self.ahead or self._ask(), None
+        if answer is not None:
+            self.ahead = self._ask() if self._goes_ahead() else None
+            return task.swept(answer.read())
         totals: dict[str, Tensor] = {}
         for batch in own_rows(self.data) if self.several else in_order(self.data):
             add_to(totals, task.statistics(batch.to(self.device)))

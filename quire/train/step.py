@@ -26,6 +26,7 @@ from quire.train.memory import Before, Elsewhere, free, shortage, too_little
 from quire.train.parts import Parts
 from quire.train.peers import Peers
 from quire.train.player import Player
+from quire.train.replay import Answer
 from quire.train.sums import add_up
 from quire.train.task import Task
 
@@ -50,12 +51,13 @@ class Stepper:
     """Takes steps; raises `NonFiniteError` instead of applying one that is not finite.
 
     On the CPU every step is checked at once. On a GPU asking would stall the queue, so a flag stays
-    on the device: from the first bad step on, nothing is applied, and `settle` finds out which it was.
+    on the device: from the first bad step on, nothing is applied. Every few steps it is looked at as it was a
+    few steps ago, for which nothing waits, and `settle` finds out which step it was.
 
     Where memory runs out on the way to a gradient, smaller parts are tried (`quire.train.memory`).
     """
 
-    SETTLE_EVERY = 32
+    LOOK_EVERY = 16
 
     def __init__(
         self,
@@ -90,6 +92,8 @@ class Stepper:
         self.skip = None if self.on_host else torch.zeros((), device=device)
         self.one = None if self.on_host else torch.ones((), device=device)
         self.suspects: list[tuple[int, tuple[str, ...], Batch, Tensor]] = []
+        self.asked: tuple[int, Answer] | None = None
+        """How many of the suspects the flag was asked about, and what it says."""
         self.last_norm: float | Tensor = math.nan
         constant = optim.schedule.name == "constant" and not optim.schedule.warmup
         self.constant_lr = optim.lr if constant else None
@@ -185,8 +189,8 @@ class Stepper:
         for names in self.names[who]:
             shown |= {name: next(values) for name in names}
             self.last_norm = next(values)
-        if len(self.suspects) >= self.SETTLE_EVERY:
-            self.settle()
+        if len(self.suspects) % self.LOOK_EVERY == 0:
+            self._look()
         return shown
 
     def _numbers(self, step: Step) -> Tensor:
@@ -271,9 +275,19 @@ class Stepper:
             free(self.device)
             player.optimiser.step(rate, self.skip, excess)
 
+    def _look(self) -> None:
+        """At the flag as it was when last asked for, and ask for it as it is now."""
+        assert self.skip is not None
+        if self.asked is not None:
+            count, answer = self.asked
+            if any(answer.read()):
+                self.settle()
+            del self.suspects[:count]
+        self.asked = len(self.suspects), Answer(self.skip.reshape(1))
+
     def settle(self) -> None:
         """Wait for the device and raise if any step since the last call was not finite."""
-        suspects, self.suspects = self.suspects, []
+        suspects, self.suspects, self.asked = self.suspects, [], None
         if suspects and self.skip is not None and self.skip.item():
             number, who, batch, numbers = next(s for s in suspects if not s[3].isfinite().all())
             values = iter(numbers.tolist())

@@ -71,7 +71,7 @@ class Task(nn.Module, ABC):
     answers_target: ClassVar[bool] = True
     """Whether `predict` gives values of the data's targets, in which case truth can stand beside them."""
 
-    higher_is_better: ClassVar[frozenset[str]] = frozenset({"accuracy", "f1", "r2"})
+    higher_is_better: ClassVar[frozenset[str]] = frozenset({"accuracy", "precision", "recall", "f1", "r2"})
 
     evaluation_rows: ClassVar[int] = 1024
     """Rows that are judged at once; more where a row takes little work."""

@@ -12,6 +12,7 @@ from quire.nn.heads import Categorical, Gaussian
 from quire.options import Optim, Train
 from quire.tasks.supervised import Supervised
 from quire.train import fit
+from quire.train.descent import Callback, Descent
 from tests.train.examples import classes, classifier, numbers, regressor
 
 PLAIN = Train(batch_size=20, shuffle=False)
@@ -95,6 +96,35 @@ def test_a_step_size_that_explodes_is_stopped_before_the_weights_are_lost() -> N
     with pytest.raises(NonFiniteError, match=r"(?s)fix: lower --optim.lr or set --optim.clip_norm"):
         fit(task, numbers(), epochs=200, optim=Optim("sgd", lr=1e4), train=PLAIN)
     assert all(torch.isfinite(value).all() for value in task.state_dict().values())
+
+
+class AsOnDevice(Callback):
+    """Steps are taken as on a GPU, where nothing waits for a step's numbers."""
+
+    def on_start(self, descent: Descent) -> None:
+        self.stepper = descent.stepper
+        self.stepper.on_host, self.stepper.skip, self.stepper.one = False, torch.zeros(()), torch.ones(())
+        self.kept = 0
+
+    def on_step(self, descent: Descent, step: int) -> None:
+        self.kept = max(self.kept, len(self.stepper.suspects))
+        self.last = step
+
+
+@pytest.mark.parametrize("bad", [0, 15, 16, 17, 40, 79])
+def test_a_bad_step_is_found_later_and_nothing_after_it_was_applied(bad: int) -> None:
+    """Steps of one row, eighty in all; a flag that is looked at every sixteen steps, as it was then."""
+    train, data = Train(batch_size=1, shuffle=False), classes(80)
+    task, expected, device = classifier(), classifier(), AsOnDevice()
+    if bad:
+        fit(expected, TensorData({k: v[:bad] for k, v in data.fields.items()}), epochs=1, train=train)
+    with pytest.raises(NonFiniteError, match=rf"step {bad}:.*rows {bad} of"):
+        fit(task, with_value(data, "inputs", bad, float("nan")), epochs=1, train=train, callbacks=[device])
+    for name, value in state(task).items():
+        torch.testing.assert_close(value, state(expected)[name])
+    look = device.stepper.LOOK_EVERY
+    assert device.last <= bad + 2 * look + 1
+    assert device.kept <= 2 * look
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class RobustMean(StatisticsTask):
         self.register_buffer("centre", torch.zeros((), dtype=torch.float64))
         self.crash_in: int | None = None
         self.interrupt_in: int | None = None
-        self.swept = 0
+        self.updates = 0
 
     @property
     def learned(self) -> int:
@@ -58,10 +58,10 @@ class RobustMean(StatisticsTask):
         }
 
     def update(self, totals: Mapping[str, Tensor]) -> Swept:
-        self.swept += 1
-        if self.swept == self.crash_in:
+        self.updates += 1
+        if self.updates == self.crash_in:
             raise Crash
-        if self.swept == self.interrupt_in:
+        if self.updates == self.interrupt_in:
             os.kill(os.getpid(), signal.SIGTERM)
         new = totals["weighted"] / totals["weight"]
         moved = abs(float(new - self.centre))
@@ -185,7 +185,7 @@ def test_a_finished_run_is_not_swept_again(tmp_path: Path) -> None:
     task = RobustMean()
     again = train(task, tmp_path / "run", resume=True)
     assert again.steps == first.steps
-    assert task.swept == 0
+    assert task.updates == 0
 
 
 def test_a_row_that_is_not_finite_is_named() -> None:
@@ -201,3 +201,95 @@ def test_other_data_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="resuming with"):
         fit_statistics(RobustMean(), TensorData({"inputs": numbers()[:9]}), sweeps=4, store=store)
     store.close()
+
+
+# -- Sweeps that begin before the last one was looked at -------------------------------------------
+
+
+class Resting(RobustMean):
+    """Stops by itself, as a device would know: a sweep after the last one changes nothing."""
+
+    rests = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("active", torch.ones((), dtype=torch.bool))
+
+    def course(self, batch: Batch) -> str:
+        return "always the same"
+
+    def advance(self, totals: Mapping[str, Tensor]) -> Tensor:
+        self.begun += 1
+        if self.begun == self.interrupt_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+        new = torch.where(self.active, totals["weighted"] / totals["weight"], self.centre)
+        self.active.copy_((new - self.centre).abs() > 1e-10)
+        self.centre.copy_(new)
+        return torch.stack([totals["distance"] / totals["rows"], self.active.double()])
+
+    def swept(self, numbers: list[float]) -> Swept:
+        self.looked += 1
+        self.lead = max(self.lead, self.begun - self.looked)
+        return Swept(numbers[0], not numbers[1])
+
+    begun = looked = lead = 0
+
+
+class Recorded:
+    """As a recording behaves that was made in the second sweep, but for the GPU."""
+
+    def __init__(self) -> None:
+        self.graph: object = None
+
+    def __call__(self, course: object, work: Callable[[], Tensor]) -> Tensor:
+        if self.seen:
+            self.graph = "a graph"
+        self.seen = True
+        return work()
+
+    seen = False
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.train.statistics.Replay", Recorded)
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("sweeps", [1, 2, 3, 7, 100])
+def test_a_sweep_ahead_changes_nothing(sweeps: int) -> None:
+    plain, early, data = RobustMean(), Resting(), TensorData({"inputs": numbers()})
+    wanted, found = (fit_statistics(task, data, sweeps=sweeps) for task in (plain, early))
+    assert (found.steps, found.stopped) == (wanted.steps, wanted.stopped)
+    assert [r["values"] for r in found.history] == [r["values"] for r in wanted.history]
+    assert torch.equal(early.centre, plain.centre)
+    assert early.lead == (1 if wanted.steps > 2 else 0)
+
+
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("stop", [2, 3, 4, 6])
+def test_what_is_saved_is_the_state_of_its_sweep(
+    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves come due in some sweeps only, and an interrupt while a sweep is ahead."""
+    data, states, turns = TensorData({"inputs": numbers()}), {}, itertools.count()
+    monkeypatch.setattr("quire.train.statistics.Sweeps._due", lambda self: next(turns) % 3 == 2)
+    for sweep in range(1, 12):
+        task = RobustMean()
+        fit_statistics(task, data, sweeps=sweep)
+        states[sweep] = float(task.centre)
+    task, store = Resting(), folder(tmp_path / "run")
+    task.interrupt_in = stop
+    with pytest.raises(Interrupted, match="interrupted after sweep"):
+        fit_statistics(task, data, sweeps=100, store=store)
+    store.close()
+    assert task.lead == (1 if stop > 3 else 0)
+    saved = newest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert saved.step >= stop
+    assert float(saved.tensors["weights"]["centre"]) == states[saved.step]
+    store, again = folder(tmp_path / "run", resume=True), Resting()
+    fit_statistics(again, data, sweeps=100, store=store)
+    store.close()
+    plain = RobustMean()
+    fit_statistics(plain, data, sweeps=100)
+    assert torch.equal(again.centre, plain.centre)
