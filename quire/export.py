@@ -1,16 +1,18 @@
 """Taking a trained network elsewhere: ONNX, or a torch.export program.
 
 What is exported contains the preparation, so that as little as possible has to be done outside. For
-tables it takes cells as numbers (the columns of training, categories as their numbers, NaN for
-missing); for images it takes pixels 0 … 255 of the size that training had, and a detector gives boxes
-after suppression; for text it takes tokens. Of two players the generator is exported, which takes noise and
-class numbers. Names of columns, categories and classes travel in the file's metadata.
+tables it takes cells as numbers (the columns of training, categories as their numbers, dates in days since
+the day that the metadata name, NaN for missing); for images it takes pixels 0 … 255 of the size that training
+had, and a detector gives boxes after suppression; for text it takes tokens. Of two players the generator is
+exported, which takes noise and class numbers. Names of columns, categories and classes travel in the file's
+metadata.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,9 @@ Tensors = tuple[Tensor, ...]
 ENDINGS = (".onnx", ".pt2")
 ROWS = 8  # of the sample that the exported file is compared on
 TOLERANCE = 1e-4
+FINE, LARGE = 2**14, 1e30
+"""Deviations between zero and the mean of a column, and a deviation, for which float32 is too coarse."""
+EPOCH = date(1970, 1, 1)
 
 
 class Exported(nn.Module):
@@ -112,12 +117,16 @@ def sample_cells(preparation: Preparation, rows: int) -> Tensor:
     for column in preparation.inputs:
         if column.labels is not None:
             values = torch.arange(rows) % len(column.labels.values)
-            columns.append(values.float())
+            columns.append(values.double())
         else:
-            columns.append(column.center + column.scale * torch.randn(rows, generator=generator))
+            noise = torch.randn(rows, generator=generator, dtype=torch.float64)
+            columns.append(column.center + column.scale * noise)
         if column.missing:
             columns[-1][-1] = torch.nan
-    return torch.stack(columns, 1)
+    # Cells in float32, as other programs have them, unless that would merge what the network tells apart.
+    varied = [column for column in preparation.inputs if not column.constant]
+    fine = any(abs(column.center) > FINE * column.scale or column.scale > LARGE for column in varied)
+    return torch.stack(columns, 1).to(torch.float64 if fine else torch.float32)
 
 
 def export_run(run: Run, path: Path) -> dict[str, Any]:
@@ -199,6 +208,7 @@ def metadata(run: Run) -> dict[str, str]:
     if isinstance(preparation, Preparation):
         columns = [
             {"name": c.name, "kind": c.kind, "categories": list(c.labels.values) if c.labels else None}
+            | ({"days_since": str(EPOCH + timedelta(c.origin))} if c.kind == "date" else {})
             for c in preparation.inputs
         ]
         inputs = {"columns": json.dumps(columns)}

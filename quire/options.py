@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -27,8 +28,10 @@ def check_range(options: Any, prefix: str, **bounds: str) -> None:
         value = getattr(options, name)
         if value is None:
             continue
+        number = isinstance(value, Real)
         good = (
-            math.isfinite(value)
+            number
+            and math.isfinite(value)
             and {
                 "> 0": value > 0,
                 ">= 0": value >= 0,
@@ -59,6 +62,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_range(self, "--optim.schedule.", warmup=">= 0", final=">= 0", scale="> 0", rate="> 0")
+        names = ("constant", "linear", "power", "exponential", "cosine")
+        check(self.name in names, "--optim.schedule.name", self.name, f"one of {', '.join(names)}")
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,8 @@ class Table:
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether the first line holds column names; auto looks at the types below it."""
     delimiter: Literal["auto", "comma", "tab", "semicolon"] = "auto"
+    decimal: Literal["point", "comma"] = "point"
+    """What stands before the decimals of a number in a text file: 1234.5 or 1.234,5."""
     missing: Literal["impute", "refuse"] = "impute"
     """impute: the training median or a category of its own, with an indicator column."""
     drop: tuple[str, ...] = ()

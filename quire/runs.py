@@ -20,6 +20,7 @@ from quire.data.streamed import is_large, scaled_rows
 from quire.data.text import TextPreparation
 from quire.errors import CheckpointError, InputError
 from quire.files import check_sums, names_its_file
+from quire.options import Images as ImageOptions
 from quire.options import Rows as RowOptions
 from quire.report.reading import read_metrics, read_result
 from quire.tasks.detection import Detection
@@ -29,6 +30,7 @@ from quire.tasks.loading import Trained, load_trained
 from quire.tasks.predictions import detection_columns, plain_columns, prediction_columns
 from quire.tasks.samples import Made, sample_data, sample_text, stream_text
 from quire.tasks.translation import Translation
+from quire.train.arguments import resolve_device
 from quire.train.evaluate import evaluate, evaluation_batch
 from quire.train.folder import read_config
 from quire.train.task import Task
@@ -51,7 +53,9 @@ class Run:
 
     def __init__(self, path: Path, device: torch.device | str = "cpu") -> None:
         self.path = path
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
+        self.notes: tuple[str, ...] = ()
+        """On the file that was last read: cells and columns that training did not have."""
         self.config = read_config(path)
         check_sums(path, "config.toml", "result.json")
 
@@ -77,12 +81,13 @@ class Run:
         """The final result, None for a run that has not ended."""
         return read_result(self.path / "result.json")
 
-    def evaluate(self, data: Path | None = None) -> dict[str, dict[str, float]]:
-        """Measures by split on the data of the run, or on another file as a whole (split "data")."""
+    def evaluate(self, data: Path | None = None, *, broken: str | None = None) -> dict[str, dict[str, float]]:
+        """Measures by split on the data of the run, or on another file as a whole (split "data"). `broken`
+        says what becomes of images that cannot be read, "refuse" or "skip"; None as in training."""
         from quire.recipes.plan import several_targets_of
 
         if data is not None:
-            prepared = self._prepare(data, need_target=self.task.needs_target)
+            prepared = self._prepare(data, need_target=self.task.needs_target, broken=broken)
             fields = several_targets_of(prepared.data, self.preparation)
             return {"data": evaluate(self.task, fields.to(self.device))}
         plan = self.plan
@@ -176,13 +181,23 @@ class Run:
 
         return options_in(self.path / "config.toml")
 
-    def _prepare(self, path: Path | str, *, need_target: bool) -> Prepared:
+    def _prepare(self, path: Path | str, *, need_target: bool, broken: str | None = None) -> Prepared:
         """The rows of a file, ready for the task; of a large one read in pieces."""
         options, preparation = self._reading(), self.preparation
-        large = isinstance(options, RowOptions) and is_large(path, options)
+        if broken is not None and isinstance(options, ImageOptions):
+            options = replace(options, broken=broken)  # type: ignore[arg-type]
+        in_file = isinstance(path, str | Path)
+        if not in_file and not isinstance(preparation, Preparation):
+            raise InputError(
+                f"a {type(path).__name__}", expected="a path: rows in memory are taken by runs on tables"
+            )
+        large = in_file and isinstance(options, RowOptions) and is_large(path, options)
         if large and isinstance(preparation, Preparation) and not (preparation.targets and need_target):
-            return scaled_rows(Path(path), preparation)
-        return preparation.transform(preparation.read(path, options), need_target=need_target)
+            prepared: Prepared = scaled_rows(Path(path), preparation)
+        else:
+            prepared = preparation.transform(preparation.read(path, options), need_target=need_target)
+        self.notes = prepared.notes
+        return prepared
 
     def _reading(self) -> Any:
         """How the run read its data: options of tables, images, scenes or text."""
@@ -198,18 +213,25 @@ class Run:
 
     @torch.no_grad()
     def predict_parts(
-        self, path: Path | str, *, mode: str = "mode", level: float = 0.9, score: float = 0.3, seed: int = 0
+        self,
+        path: Path | str,
+        *,
+        mode: str = "mode",
+        level: float = 0.9,
+        score: float = 0.3,
+        seed: int = 0,
+        broken: str | None = None,
     ) -> Iterator[pa.Table]:
         """A row of predictions for each row of a file, in its order; for each image, which is named; or for
         each object that is found on an image with at least the given score. Part by part, so that neither a
-        large file nor its predictions have to fit into memory."""
+        large file nor its predictions have to fit into memory. `broken` as for `evaluate`."""
         if isinstance(self.task, LanguageModel):
             raise InputError(
                 f"predictions of '{self.config['recipe']}', a language model",
                 expected="text: quire sample",
                 fix=f"quire sample {self.path} --prompt 'The '",
             )
-        prepared = self._prepare(path, need_target=False)
+        prepared = self._prepare(path, need_target=False, broken=broken)
         images = isinstance(self.preparation, ImagePreparation)
         generator = torch.Generator(self.device).manual_seed(seed)
         options: dict[str, Any] = {"level": level, "generator": generator}

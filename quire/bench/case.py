@@ -27,7 +27,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from quire.errors import InputError
 from quire.registry import Registry
 
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
@@ -169,10 +168,3 @@ def largest_difference(result: Tensor, exact: Tensor) -> float:
     """max |result − exact| / max |exact|."""
     apart = (result.detach().double() - exact.double()).abs().max()
     return float(apart / exact.double().abs().max().clamp(min=1e-300))
-
-
-def needs_gpu(place: Place) -> None:
-    if not place.on_gpu and not place.small:
-        raise InputError(
-            "no GPU for a subject that is about one", expected="--device cuda", fix="leave this subject out"
-        )

@@ -19,6 +19,8 @@ WARM_UP = 3
 ROUND_SECONDS = 0.3
 """A round repeats short calls for about this long."""
 MOST_CALLS = 1000
+MOST_SECONDS = 5.0
+"""A contestant whose call takes longer than this is given no larger size."""
 Say = Callable[[str], None]
 
 
@@ -239,7 +241,7 @@ def judge(bar: Bar, outcome: Outcome, machine: str) -> dict[str, Any]:
 
 
 def growth_figures(
-    cases: Iterator[tuple[int, Case]], place: Place, *, most_seconds: float = 5.0, say: Say = lambda _: None
+    cases: Iterator[tuple[int, Case]], place: Place, *, say: Say = lambda _: None
 ) -> dict[str, list[dict[str, Any]]]:
     """Time and memory of each contestant at each size, until it runs out of memory or takes too long."""
     points: dict[str, list[dict[str, Any]]] = {}
@@ -256,7 +258,7 @@ def growth_figures(
             points.setdefault(name, []).append(
                 {"size": size, "seconds": figures.seconds, "bytes": figures.bytes}
             )
-            if figures.seconds * case.amount > most_seconds:
+            if figures.seconds * case.amount > MOST_SECONDS:
                 finished.add(name)
     return points
 

@@ -97,4 +97,5 @@ def markdown(outcomes: list[tuple[str, dict[str, Any]]]) -> str:
 def _speed(value: float, found: dict[str, Any]) -> str:
     if found["unit"] in ("token", "image", "row"):
         return f"{1 / value:,.0f} {found['unit']}s/s"
-    return seconds(value)
+    each = "" if found["unit"] in ("call", "run") else f" per {found['unit']}"
+    return seconds(value) + each

@@ -85,8 +85,13 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+        found = step()
+
+    def replay() -> object:
+        graph.replay()
+        return found
+
+    return replay
 
 
 def plain_step(

@@ -127,8 +127,8 @@ class Board:
         if listed is not None:
             try:
                 captions = json.loads(listed.read_bytes())
-            except ValueError:
-                captions = {}
+            except (ValueError, RecursionError):
+                captions = {}  # pictures are shown without their words
         folder = self.runs.folder(name) / "figures"
         for path in sorted(folder.glob("*.svg")) if folder.is_dir() and not folder.is_symlink() else ():
             words = captions.get(path.name) if isinstance(captions, dict) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,8 @@ from tyro.conf import Positional
 
 from quire.cli.parse import parse
 from quire.cli.paths import require_file, require_run
-from quire.cli.show import print_json, print_measures
+from quire.cli.predict import ReadImages
+from quire.cli.show import print_json, print_measures, print_notes
 from quire.errors import InputError
 
 
@@ -26,10 +27,19 @@ class EvaluateOptions:
     """A file to judge the model on; without it the run's own data."""
     split: Literal["all", "train", "validation", "test"] = "all"
     """Which part of the run's own data; a file of yours is judged whole."""
+    images: ReadImages = field(default_factory=ReadImages)
     json: bool = False
     """Print one object: run, measures by split, seconds."""
     debug: bool = False
     """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.data is not None and self.split != "all":
+            raise InputError(
+                f"--split {self.split} with --data {self.data}",
+                expected="one of them: a file of yours has no parts and is judged whole",
+                fix="leave one of them out",
+            )
 
 
 def main(words: Sequence[str]) -> int:
@@ -40,8 +50,9 @@ def main(words: Sequence[str]) -> int:
     start = time.perf_counter()
     from quire.runs import load
 
-    measures = load(options.run).evaluate(options.data)
-    if options.data is None and options.split != "all":
+    run = load(options.run)
+    measures = run.evaluate(options.data, broken=options.images.broken)
+    if options.split != "all":
         if options.split not in measures:
             raise InputError(
                 f"the run has no {options.split} part",
@@ -53,4 +64,5 @@ def main(words: Sequence[str]) -> int:
         print_json({"run": str(options.run), "measures": measures, "seconds": seconds})
     else:
         print_measures(measures)
+    print_notes(run.notes)
     return 0

@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from csv import writer
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,12 +14,20 @@ from tyro.conf import Positional
 
 from quire.cli.parse import parse
 from quire.cli.paths import refuse_existing, require_file, require_run
-from quire.cli.show import print_json
+from quire.cli.show import print_json, print_notes
 from quire.errors import InputError
 from quire.options import check_range
 
 if TYPE_CHECKING:
     import pyarrow
+
+
+@dataclass(frozen=True)
+class ReadImages:
+    """How images are read; what is not said is as in training."""
+
+    broken: Literal["refuse", "skip"] | None = None
+    """What to do with files that are truncated, no image, or too large."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class PredictOptions:
     """Least score of an object that is found on an image."""
     seed: int = 0
     """Seed of the random draw."""
+    images: ReadImages = field(default_factory=ReadImages)
     overwrite: bool = False
     """Replace the file of --out if it exists."""
     json: bool = False
@@ -66,21 +75,22 @@ def main(words: Sequence[str]) -> int:
 
     run = load(options.run)
     parts = run.predict_parts(
-        options.file, mode=options.mode, level=options.level, score=options.score, seed=options.seed
-    )
+        options.file, mode=options.mode, level=options.level, score=options.score, seed=options.seed,
+        broken=options.images.broken,
+    )  # fmt: skip
     if options.out is not None:
         rows = write_parts(parts, options.out)
         if options.json:
             print_json({"run": str(options.run), "rows": rows, "out": str(options.out)})
         else:
             print(f"{rows} predictions: {options.out}")
-        return 0
-    if options.json:
+    elif options.json:
         found = [row for part in parts for row in part.to_pylist()]
         print_json({"run": str(options.run), "rows": len(found), "predictions": found})
-        return 0
-    for number, part in enumerate(parts):
-        sys.stdout.write(as_csv(part, header=not number).decode())
+    else:
+        for number, part in enumerate(parts):
+            sys.stdout.write(as_csv(part, header=not number).decode())
+    print_notes(run.notes)
     return 0
 
 

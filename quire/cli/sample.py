@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -150,9 +151,11 @@ def print_text(options: SampleOptions, run: Run) -> None:
             print("\n---\n".join(texts))
         return
     for number in range(count):
+        pieces = run.stream(prompt, seed=options.seed + number, **settings)
+        first = next(pieces, "")  # a prompt that cannot be read is refused before it is printed
         sys.stdout.write("\n---\n" if number else "")
         sys.stdout.write(prompt)
-        for piece in run.stream(prompt, seed=options.seed + number, **settings):
+        for piece in itertools.chain([first], pieces):
             sys.stdout.write(piece)
             sys.stdout.flush()
     print()

@@ -24,6 +24,13 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
+def print_notes(notes: Sequence[str]) -> None:
+    """Beside standard output, which holds what was asked for."""
+    sys.stdout.flush()
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
 def number(value: object) -> str:
     """A value as a person reads it: four digits of a number, a list without brackets."""
     if value is None:

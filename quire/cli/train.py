@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import HELP, is_flag
 from quire.cli.parse import parse_with_config
-from quire.cli.paths import require_file
+from quire.cli.paths import require_file, require_run
 from quire.cli.recipes import all_recipes, find_recipe
 from quire.cli.show import print_json, print_measures
 from quire.errors import InputError, QuireError
@@ -53,6 +53,9 @@ def main(words: Sequence[str]) -> int:
     options = recipe.options(**{name: getattr(parsed, name) for name in names})
     if options.data is not None:
         require_file(options.data)
+    for base in (getattr(getattr(options, "tune", None), "base", None), getattr(options, "source", None)):
+        if base is not None:
+            require_run(base)
     if member is None and parsed.nproc > 1:
         return start(parsed.nproc, words)
     outcome = run(recipe, options, words, member, shard=parsed.parallel.shard)
@@ -147,7 +150,8 @@ def print_outcome(recipe: Recipe, options: RunOptions, outcome: Outcome) -> None
         print_json(result)
         return
     for warning in outcome.warnings:
-        print(f"note: {warning}")
+        if warning not in outcome.said:
+            print(f"note: {warning}")
     print_measures(outcome.measures)
     if outcome.expected_met is not None:
         print(f"expected: {recipe.expected}: {'met' if outcome.expected_met else 'NOT met'}")

@@ -26,6 +26,30 @@ ORDER_NUMBERS = 2**20
 """Row numbers that are made at a time."""
 
 
+def field(fields: Mapping[str, Tensor], name: str) -> Tensor:
+    try:
+        return fields[name]
+    except KeyError:
+        raise InputError(
+            f"data with the fields {', '.join(fields)}",
+            expected=f"also the field '{name}'",
+            fix='for rows with answers: TensorData({"inputs": x, "target": y})',
+        ) from None
+
+
+def as_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"the field '{name}' is a {type(values).__name__} that is no array of numbers ({error})",
+            expected="a tensor, or a NumPy array of numbers",
+            fix="texts and dates are read by quire.data.load_table",
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Named tensors with the same first dimension B, and where their rows stand in the data set."""
@@ -37,11 +61,11 @@ class Batch:
 
     @property
     def inputs(self) -> Tensor:
-        return self.fields["inputs"]
+        return field(self.fields, "inputs")
 
     @property
     def target(self) -> Tensor:
-        return self.fields["target"]
+        return field(self.fields, "target")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -92,30 +116,30 @@ class Data(Protocol):
 
 
 class TensorData:
-    """A data set held as whole tensors on one device; no Python runs per sample."""
+    """A data set held as whole tensors on one device; no Python runs per sample. Arrays become tensors."""
 
-    def __init__(self, fields: Mapping[str, Tensor]) -> None:
+    def __init__(self, fields: Mapping[str, Tensor | np.ndarray]) -> None:
         if not fields:
             raise InputError("a data set without any tensor", expected="at least the field 'inputs'")
-        lengths = {name: len(value) for name, value in fields.items()}
+        self.fields = {name: as_tensor(name, value) for name, value in fields.items()}
+        lengths = {name: len(value) for name, value in self.fields.items()}
         if len(set(lengths.values())) != 1:
             raise InputError(
                 f"tensors of different lengths: {lengths}",
                 expected="the same number of rows in each",
                 fix="drop the rows that have no partner",
             )
-        self.fields = dict(fields)
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))
 
     @property
     def inputs(self) -> Tensor:
-        return self.fields["inputs"]
+        return field(self.fields, "inputs")
 
     @property
     def target(self) -> Tensor:
-        return self.fields["target"]
+        return field(self.fields, "target")
 
     @property
     def row_size(self) -> int:

@@ -32,17 +32,24 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 def read_parquet(path: Path) -> Table:
-    """A Parquet file; an index that pandas wrote beside the columns is left out."""
+    """A Parquet file; an index that pandas wrote beside the columns is left out. Columns of lists and the
+    like are there by name and type alone, so that they can be dropped or ignored; using one is an error."""
     try:
         plain = parquet.ParquetFile(path)
-        _check_flat(path, plain.schema_arrow)
+        names = plain.schema_arrow.names
+        check_names(names, str(path))
+        nested = {field.name: field.type for field in plain.schema_arrow if pa.types.is_nested(field.type)}
+        flat = [name for name in names if name not in nested]
         room = _room(plain)
         if is_bomb(path, room):
             raise _bomb(path, room)
         # A text that is written once may stand in any number of rows: they are numbers until it is known
         # what they will take.
         texts = {field.name: field.type for field in plain.schema_arrow if _is_text(field.type)}
-        data = parquet.ParquetFile(path, read_dictionary=[*texts]).read()
+        file = parquet.ParquetFile(path, read_dictionary=[*texts])
+        data = file.read(columns=flat) if nested else file.read()
+        if data.column_names != flat:  # Arrow takes a point in a name for a way into a record
+            raise ValueError(f"columns {', '.join(data.column_names)} where {', '.join(flat)} were asked for")
         room += sum(_characters(column) for column in data.columns)
         if is_bomb(path, room):
             raise _bomb(path, room)
@@ -51,10 +58,13 @@ def read_parquet(path: Path) -> Table:
     except Exception as error:  # Arrow's own, and those of names that are no text
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"not a readable Parquet file ({reason})", path=path) from None
-    check_names(data.column_names, str(path))
-    columns = {
+    found = {
         name: column.cast(texts[name]) if pa.types.is_dictionary(column.type) and name in texts else column
-        for name, column in zip(data.column_names, data.columns, strict=True)
+        for name, column in zip(flat, data.columns, strict=True)
+    }
+    columns = {
+        name: _unread(nested[name], plain.metadata.num_rows) if name in nested else found[name]
+        for name in names
         if not PANDAS_INDEX.fullmatch(name)
     }
     return make_table(columns, str(path))
@@ -79,17 +89,14 @@ def check_groups(counts: list[int], rows: int) -> None:
         raise ValueError(f"groups of {counts[:3]} rows in a file of {rows}")
 
 
-def _check_flat(path: Path, schema: pa.Schema) -> None:
-    """Refuse lists and the like before they are read: how many values they have is not known before."""
-    for field in schema:
-        if pa.types.is_nested(field.type):
-            raise DataError(
-                f"values of type {field.type}",
-                path=path,
-                column=field.name,
-                expected="one number, boolean, text or date in each cell",
-                fix="leave the column out of the file, or write a column for each of its parts",
-            )
+def _unread(kind: pa.DataType, rows: int) -> pa.Array:
+    """Empty cells of a nested type: how many values its cells have is not known before they are read. Kinds
+    that make room for their parts in an empty cell too are told by less than their whole type."""
+    if pa.types.is_struct(kind):
+        kind = pa.struct([])
+    elif pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(kind.value_field)
+    return pa.nulls(rows, kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -176,9 +176,21 @@ def fit_input(table: Table, name: str, train_rows: np.ndarray, *, category: bool
     if category or kind == "text":
         reason = "" if category else _why_no_category(table, name)
         column = None if reason else _fit_category(table, name, kind, train_rows)
+    elif kind == "number" and is_unnamed(table, name) and _numbers_rows(read_numbers(table, name)):
+        reason, column = "it has no name and numbers the rows", None
     else:
         reason, column = "", _fit_quantity(table, name, kind, train_rows)
     return column, reason or ("" if column else "it has no values in the training rows")
+
+
+def is_unnamed(table: Table, name: str) -> bool:
+    """Whether the table has names, but none for this column."""
+    return table.named and name == f"column {table.positions[name] + 1}"
+
+
+def _numbers_rows(values: np.ndarray) -> bool:
+    """Whether each cell is another whole number, as in the index that pandas writes before the columns."""
+    return bool((values == np.round(values)).all()) and len(np.unique(values)) == len(values)
 
 
 def _fit_category(table: Table, name: str, kind: CellKind, train_rows: np.ndarray) -> Input | None:
@@ -232,15 +244,23 @@ def fit_target(
 ) -> tuple[Target, list[str]]:
     """The fitted target. With `auto`, text and booleans are classes; whole numbers are classes when they
     take two values, or at most 20 with five rows or more to each on average; other numbers are values."""
-    cells = infer(table, name, strict=kind == "auto")
+    cells = infer(table, name, strict=kind != "classification")
     position = table.positions[name]
     warnings: list[str] = []
     if cells == "empty":
-        raise DataError("the target has no values", path=table.source, column=name)
+        raise DataError(
+            "the target has no values", path=table.source, column=name, expected="numbers or classes",
+            fix="choose another column with --target",
+        )  # fmt: skip
     if cells == "date" and kind != "classification":
         raise DataError(
             "the target holds dates", path=table.source, column=name, expected="numbers or classes",
             fix="turn the dates into numbers, or choose another target",
+        )  # fmt: skip
+    if cells == "text" and kind == "regression":
+        raise DataError(
+            "the target holds text", path=table.source, column=name, expected="numbers",
+            fix="choose another target, or a recipe for classes such as mlp",
         )  # fmt: skip
     if kind == "auto":
         kind = "classification"

@@ -72,16 +72,24 @@ def load_table(
     table = open_source(source, options)
     check_columns(table, options)
     names = resolve_targets(table, targets, options.drop)
+    if names and len(table.names) == len(names):
+        raise DataError(
+            f"no column beside the target '{names[0]}'", path=table.source,
+            expected="at least one column to predict from",
+            fix="separate columns by commas, tabs or semicolons, or name the one with --table.delimiter",
+        )  # fmt: skip
+    chosen_here = targets is None and Path(table.source).is_file()
+    notes = [f"the target is '{names[0]}', the last column; --target names another"] if chosen_here else []
     table, dropped = without_missing_targets(table, names, options)
 
-    stratify, warnings = None, dropped
+    stratify, warnings = None, notes + dropped
     if len(names) == 1:
         chosen = kind_of(names[0], kind, options)
         target, _ = fit_target(table, names[0], np.arange(len(table)), chosen)
         if target.kind == "classification":
             codes = target.encode(table, names[0]).astype(np.int64)
             stratify = torch.from_numpy(codes)
-            warnings = dropped + _rare_classes(target, codes)
+            warnings = warnings + _rare_classes(target, codes)
     try:
         train, validation, test = split_rows(len(table), options.validation, options.test, seed, stratify)
     except InputError as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ from quire.data.columns import (
     tells_class,
 )
 from quire.data.readers import read_table
-from quire.data.table import Table, listed
+from quire.data.table import Table, from_dataframe, listed, table_from_arrays
 from quire.data.targets import Targets, check_columns, kind_of, require_column, resolve_targets
 from quire.errors import DataError, InputError, nearest
 from quire.options import Table as TableOptions
@@ -194,11 +195,14 @@ class Preparation:
         """The second stage as a layer."""
         return PrepareInputs(self.inputs, dtype)
 
-    def read(self, path: Path | str, options: TableOptions | None = None) -> Table:
-        """A file to predict on, with a header exactly if the training file had one."""
+    def read(self, path: Any, options: TableOptions | None = None) -> Table:
+        """A file to predict on, with a header exactly if the training file had one; or a table, a data frame
+        or an array of rows."""
+        if not isinstance(path, str | PathLike):
+            return as_table(path)
         options = options or TableOptions()
         header: Literal["yes", "no"] = "yes" if self.named else "no"
-        return read_table(path, TableOptions(header=header, delimiter=options.delimiter))
+        return read_table(Path(path), TableOptions(header, options.delimiter, options.decimal))
 
     def encode(self, table: Table) -> tuple[Tensor, tuple[str, ...]]:
         """The table's cells as numbers (N, C) float64, and notes on those that training did not have."""
@@ -248,6 +252,12 @@ class Preparation:
         absent = [name for name in wanted if name not in table.positions]
         if table.named and not absent:
             return wanted
+        if table.named and self.named and fitted is self.targets:
+            raise DataError(
+                f"no column {', '.join(map(repr, absent))}", path=table.source,
+                expected="the target beside the columns of training, to judge the answers by",
+                fix=nearest(absent[0], table.names) or "to have the answers alone, use quire predict",
+            )  # fmt: skip
         if table.named and self.named:
             hints = [f"{name!r}: {hint}" for name in absent if (hint := nearest(name, table.names))]
             raise DataError(
@@ -305,6 +315,19 @@ class Preparation:
             )  # fmt: skip
         except (KeyError, TypeError) as error:
             raise InputError(f"a damaged preparation ({error})", expected="what to_json wrote") from None
+
+
+def as_table(rows: Any) -> Table:
+    """Rows that are in memory already."""
+    if isinstance(rows, Table):
+        return rows
+    if hasattr(rows, "iloc") or hasattr(rows, "__arrow_c_stream__"):
+        return from_dataframe(rows)
+    if hasattr(rows, "shape") or isinstance(rows, list | tuple):
+        return table_from_arrays(rows)
+    raise InputError(
+        f"a {type(rows).__name__}", expected="a file, a data frame, an Arrow table or an array of rows"
+    )
 
 
 def check_format(entry: Mapping[str, Any], name: str, version: int) -> None:

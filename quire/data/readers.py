@@ -1,4 +1,4 @@
-"""Files to tables: CSV and TSV, Parquet, .npz and .npy. Nothing that is read is unpickled.
+"""Files to tables: CSV and TSV, JSON lines, Parquet, .npz and .npy. Nothing that is read is unpickled.
 
 Text is read whole by Arrow with every cell kept as it stands; when something is wrong, Python's own
 csv reader goes over the file a second time to find the line.
@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 
 from quire.data.binary import read_numpy, read_parquet
+from quire.data.jsonlines import read_json_lines
 from quire.data.table import Table, check_names
-from quire.data.types import is_missing, looks_typed
+from quire.data.types import MISSING, is_missing, looks_typed
 from quire.errors import DataError, InputError, nearest
 from quire.options import Table as TableOptions
 
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";"}
+KINDS = "a CSV, TSV, JSON lines, Parquet, .npz or .npy file"
+JSON_SUFFIXES = (".jsonl", ".ndjson")
 TEXT_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", ".data", "")
 SAMPLE_CHARACTERS = 2**16
 SAMPLE_ROWS = 200
+COMMA_DECIMAL = r"^[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?([eE][+-]?\d+)?$"
+_COMMA = re.compile(COMMA_DECIMAL, re.ASCII)
 
 
 def read_table(path: Path | str, options: TableOptions | None = None) -> Table:
@@ -33,21 +40,25 @@ def read_table(path: Path | str, options: TableOptions | None = None) -> Table:
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(
-            "no such file", path=path, expected="a CSV, TSV, Parquet, .npz or .npy file",
+            "no such file", path=path, expected=KINDS,
             fix=nearest(path.name, siblings) or "check the path",
         )  # fmt: skip
     if path.is_dir():
-        raise DataError("a folder", path=path, expected="a CSV, TSV, Parquet, .npz or .npy file")
+        raise DataError(
+            "a folder", path=path, expected=KINDS, fix="for a folder of images use a recipe such as lenet"
+        )
     suffix = path.suffix.lower()
     if suffix in (".parquet", ".pq"):
         return read_parquet(path)
     if suffix in (".npz", ".npy"):
         return read_numpy(path)
+    if suffix in JSON_SUFFIXES:
+        return read_json_lines(path, decode(_bytes(path), path))
     if suffix not in TEXT_SUFFIXES:
         raise DataError(
             f"a file of kind '{suffix}'",
             path=path,
-            expected="one of .csv, .tsv, .tab, .txt, .data, .parquet, .pq, .npz, .npy",
+            expected="one of .csv, .tsv, .tab, .txt, .data, .jsonl, .ndjson, .parquet, .pq, .npz, .npy",
             fix="convert the table, or rename the file if it is one of these",
         )
     return read_text(path, options)
@@ -55,11 +66,7 @@ def read_table(path: Path | str, options: TableOptions | None = None) -> Table:
 
 def read_text(path: Path, options: TableOptions) -> Table:
     """A delimited text file: UTF-8, with or without header, quotes as in RFC 4180."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
-    data = data.removeprefix(b"\xef\xbb\xbf")
+    data = _bytes(path)
     text = decode(data, path)
     if not text.strip():
         raise DataError("the file is empty", path=path, expected="a table with at least one row")
@@ -71,7 +78,9 @@ def read_text(path: Path, options: TableOptions) -> Table:
     delimiter = choose_delimiter(path, text, options)
     sample = sample_records(text, delimiter)
     first_line, first = sample[0]
-    header = options.header == "yes" or (options.header == "auto" and has_header(sample))
+    point = from_comma if options.decimal == "comma" else str
+    typed = [(line, [point(cell) for cell in cells]) for line, cells in sample]
+    header = options.header == "yes" or (options.header == "auto" and has_header(typed))
     names = header_names(first) if header else [f"column {i}" for i in range(1, len(first) + 1)]
     check_names(names, str(path), first_line)
 
@@ -80,12 +89,22 @@ def read_text(path: Path, options: TableOptions) -> Table:
     lines = record_lines(data, text, delimiter, rows, path)
     if header:
         columns, lines = columns.slice(1), lines[1:]
+    if options.decimal == "comma":
+        columns = with_points(columns)
     if columns.num_rows == 0:
         raise DataError(
             "a header but no rows below it", path=path, line=first_line, expected="at least one row",
             fix="if the first line is a row, use --table.header no",
         )  # fmt: skip
     return Table(columns, str(path), lines, named=header, typed=False)
+
+
+def _bytes(path: Path) -> bytes:
+    """The file without its byte order mark."""
+    try:
+        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
 
 
 def decode(data: bytes, path: Path) -> str:
@@ -185,6 +204,23 @@ def has_header(sample: list[tuple[int, list[str]]]) -> bool:
     )
 
 
+def from_comma(cell: str) -> str:
+    """A number with a comma before its decimals, and points between thousands, as one with a point."""
+    return cell.replace(".", "").replace(",", ".") if _COMMA.match(cell.strip()) else cell
+
+
+def with_points(columns: pa.Table) -> pa.Table:
+    """`from_comma` of the columns in which each cell that is not missing is such a number."""
+    for position, name in enumerate(columns.column_names):
+        cells = columns.column(position)
+        text = pc.utf8_trim_whitespace(cells)
+        missing = pc.is_in(pc.utf8_lower(text), value_set=pa.array(MISSING))
+        if pc.all(pc.or_(missing, pc.match_substring_regex(text, COMMA_DECIMAL))).as_py():
+            points = pc.replace_substring(pc.replace_substring(cells, ".", ""), ",", ".")
+            columns = columns.set_column(position, name, points)
+    return columns
+
+
 def header_names(cells: list[str]) -> list[str]:
     return [cell.strip() or f"column {i}" for i, cell in enumerate(cells, 1)]
 
@@ -211,13 +247,17 @@ def parse(data: bytes, text: str, delimiter: str, names: list[str], path: Path) 
 def ragged(cells: list[str], names: list[str], line: int, path: Path) -> DataError:
     short = len(cells) < len(names)
     return DataError(
-        f"a row of {len(cells)} cells where the first has {len(names)}",
+        f"a row of {len(cells)} cell{'s' * (len(cells) != 1)} where the first has {len(names)}",
         path=path,
         line=line,
         column=names[len(cells)] if short else len(names) + 1,
         value=None if short else cells[len(names)],
-        expected=f"{len(names)} cells",
-        fix="add the missing cell" if short else "put a cell that contains the delimiter in quotes",
+        expected=f"{len(names)} cell{'s' * (len(names) != 1)}",
+        fix="add the missing cell"
+        if short
+        else "put a cell that contains the delimiter in quotes"
+        if len(names) > 1
+        else "remove lines above the table, such as a title; or name the delimiter with --table.delimiter",
     )
 
 

@@ -26,8 +26,8 @@ from quire.data.columns import Input
 from quire.data.loaded import Split
 from quire.data.preparation import Preparation
 from quire.data.splits import split_rows
-from quire.data.table import MOST_COLUMNS, check_names, numbered
-from quire.errors import DataError
+from quire.data.table import MOST_COLUMNS, check_names, listed, numbered
+from quire.errors import DataError, nearest
 from quire.files import is_bomb
 from quire.options import Rows as RowOptions
 from quire.options import Table as TableOptions
@@ -144,6 +144,21 @@ class ParquetRows:
             columns = [column.to_numpy().astype(np.float64) for column in table.columns]
             self._kept = (number, np.stack(columns, 1))
         return self._kept[1]
+
+
+class Chosen:
+    """Some columns of a file, in an order of their own."""
+
+    def __init__(self, rows: Rows, names: Sequence[str]) -> None:
+        self.rows, self.path, self.named = rows, rows.path, rows.named
+        self.columns = tuple(names)
+        self.places = [rows.columns.index(name) for name in names]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self.rows.read(start, stop)[:, self.places]
 
 
 def open_rows(path: Path) -> Rows:
@@ -291,6 +306,8 @@ def load_streamed(path: Path, options: TableOptions, seed: int = 0) -> StreamedD
     """Split a file into stretches and scale it by mean and deviation of its training rows, which takes one
     reading of the file."""
     rows = open_rows(path)
+    left_out, everything = getattr(rows, "left_out", []), rows.columns
+    rows = _without_dropped(rows, left_out, options)
     size = max(1, min(STRETCH, len(rows) // 100))
     stretches = [(start, min(start + size, len(rows))) for start in range(0, len(rows), size)]
     parts = split_rows(len(stretches), options.validation, options.test, seed)
@@ -300,7 +317,7 @@ def load_streamed(path: Path, options: TableOptions, seed: int = 0) -> StreamedD
         for part in parts
     ]
     center, scale = _mean_and_deviation(plain[0])
-    left_out = getattr(rows, "left_out", [])
+    left_out = [name for name in left_out if name not in options.drop]
     notes = [f"columns that are no numbers are left out: {', '.join(left_out[:10])}"] if left_out else []
     constant = [name for name, value in zip(rows.columns, scale, strict=True) if value == 0]
     if constant:
@@ -308,11 +325,11 @@ def load_streamed(path: Path, options: TableOptions, seed: int = 0) -> StreamedD
     scale = np.where(scale == 0, 1.0, scale)
     preparation = Preparation(
         tuple(
-            Input(name, i, "number", missing=False, fill=float(center[i]), center=float(center[i]),
-                  scale=float(scale[i]))
+            Input(name, everything.index(name), "number", missing=False, fill=float(center[i]),
+                  center=float(center[i]), scale=float(scale[i]))
             for i, name in enumerate(rows.columns)
         ),
-        (), tuple(rows.columns), rows.named, "refuse", tuple(notes),
+        (), everything, rows.named, "refuse", tuple(notes),
     )  # fmt: skip
     train, validation, test = (
         StreamedRows(rows, part.stretches, center, scale) if len(part) else None for part in plain
@@ -321,14 +338,39 @@ def load_streamed(path: Path, options: TableOptions, seed: int = 0) -> StreamedD
     return StreamedData(str(path), preparation, train, validation, test)
 
 
+def _without_dropped(rows: Rows, left_out: Sequence[str], options: TableOptions) -> Rows:
+    """The columns that are not dropped; a name that means no column is refused, as are categories."""
+    known = [*rows.columns, *left_out]
+    for name in options.drop:
+        if name not in known:
+            raise DataError(
+                f"missing column {name!r}, named by --table.drop", path=rows.path,
+                expected=f"one of {listed(known, 30)}", fix=nearest(name, known) or "check the name",
+            )  # fmt: skip
+    if options.categories:
+        raise DataError(
+            f"--table.categories {options.categories[0]} for a file that is read in pieces", path=rows.path,
+            expected="columns of numbers", fix="raise --table.memory, or leave the option out",
+        )  # fmt: skip
+    kept = [name for name in rows.columns if name not in options.drop]
+    if not kept:
+        raise DataError(
+            "all columns of numbers are dropped", path=rows.path, expected="at least one to learn from"
+        )
+    return rows if len(kept) == len(rows.columns) else Chosen(rows, kept)
+
+
 def scaled_rows(path: Path, preparation: Preparation) -> PreparedRows:
     """All of a large file, with the scales of training."""
     rows = open_rows(path)
     wanted = [column.name for column in preparation.inputs]
-    if list(rows.columns) != wanted:
+    as_wide = rows.named or len(rows.columns) == len(preparation.columns)
+    if as_wide and set(wanted) <= set(rows.columns):
+        rows = rows if list(rows.columns) == wanted else Chosen(rows, wanted)
+    else:
         raise DataError(
             f"{len(rows.columns)} columns of numbers, {', '.join(rows.columns[:4])} …", path=path,
-            expected=f"the {len(wanted)} of training, in their order: {', '.join(wanted[:4])} …",
+            expected=f"the {len(wanted)} of training: {', '.join(wanted[:4])} …",
         )  # fmt: skip
     center = np.array([column.center for column in preparation.inputs])
     scale = np.array([column.scale for column in preparation.inputs])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from quire.data.columns import TargetKind
+from quire.data.columns import TargetKind, is_unnamed
 from quire.data.table import Table, listed
+from quire.data.types import infer
 from quire.errors import DataError, InputError, nearest
 from quire.options import Table as TableOptions
 
@@ -41,6 +42,10 @@ def resolve_targets(table: Table, targets: Targets, drop: Sequence[str] = ()) ->
     """Names of the target columns. A whole number is a position unless a column has that name."""
     if targets is None:
         left = [name for name in table.names if name not in drop]
+        while (
+            len(left) > 1 and is_unnamed(table, left[-1]) and infer(table, left[-1], strict=False) == "empty"
+        ):
+            left.pop()  # a delimiter at the end of each line
         return left[-1:]
     found: list[str] = []
     for target in [targets] if isinstance(targets, str | int) else targets:

@@ -8,6 +8,7 @@ must not turn a number into thousands of categories.
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import datetime
 from typing import Literal
 
@@ -25,6 +26,10 @@ MISSING = ("", "na", "n/a", "nan", "null", "?", "-", "#n/a", "<na>")
 
 NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity))$"
 COMMA_NUMBER = r"^[+-]?\d+(,\d+)*(\.\d+)?$"
+MARKED_NUMBER = r"^[€$£¥]? ?[+-]?(\d+([.,]\d+)?|\d{1,3}([., '’]\d{3})+([.,]\d+)?) ?[%€$£¥]?$"
+LOCAL_DATE = (
+    r"^(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{1,2}/\d{1,2}/\d{2}|\d{4}[./]\d{1,2}[./]\d{1,2})([T ,]+[\d:.]+)?$"
+)
 BOOLEAN = r"^(?i:true|false)$"
 DATE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?(Z|[+-]\d{2}:?\d{2})?)?$"
 PATTERNS: dict[CellKind, str] = {"number": NUMBER, "boolean": BOOLEAN, "date": DATE}
@@ -57,8 +62,11 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def plain(table: Table, name: str) -> pa.ChunkedArray:
-    """The column with dictionaries decoded, text trimmed and null wherever a cell is missing."""
+    """The column with dictionaries decoded, text trimmed and null wherever a cell is missing. One with lists
+    and the like in its cells is refused."""
     column = table.column(name)
+    if pa.types.is_nested(column.type):
+        raise _unfit(table, name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_floating(column.type):
@@ -84,13 +92,7 @@ def infer(table: Table, name: str, *, strict: bool = True) -> CellKind:
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return "date"
     if not is_text(kind):
-        raise DataError(
-            f"values of type {kind}",
-            path=table.source,
-            column=name,
-            expected="numbers, booleans, dates or text",
-            fix=f"leave the column out with --table.drop {name}",
-        )
+        raise _unfit(table, name)
     if table.typed:
         return "text"
     present = len(column) - column.null_count
@@ -106,21 +108,46 @@ def infer(table: Table, name: str, *, strict: bool = True) -> CellKind:
                 fix = "correct the cell; if the first line holds names, use --table.header yes"
             raise _misfit(table, name, candidate, row, fix)
     if strict:
-        _check_commas(table, name, column, present)
+        _check_habits(table, name, column, present)
     return "text"
 
 
-def _check_commas(table: Table, name: str, column: pa.ChunkedArray, present: int) -> None:
-    commas = pc.match_substring_regex(column, COMMA_NUMBER)
-    if (pc.sum(commas).as_py() or 0) >= (1 - STRAY_SHARE) * present:
-        plain_number = pc.match_substring_regex(column, NUMBER)
-        raise table.fault(
+def _unfit(table: Table, name: str) -> DataError:
+    return DataError(
+        f"values of type {table.column(name).type}",
+        path=table.source,
+        column=name,
+        expected="one number, boolean, date or text in each cell",
+        fix=f"leave the column out with --table.drop {shlex.quote(name)}",
+    )
+
+
+def _check_habits(table: Table, name: str, column: pa.ChunkedArray, present: int) -> None:
+    """Refuse numbers and dates in a way of writing that is not read: as text each would be a label."""
+    leave = f"or leave the column out with --table.drop {name!r}"
+    habits = {
+        COMMA_NUMBER: (
             "a number with a comma",
-            row=pc.index(pc.and_(commas, pc.invert(plain_number)), True).as_py(),
-            name=name,
-            expected="decimals after a point, and no mark between thousands",
-            fix="write 3.5 for 3,5 and 1000 for 1,000",
-        )
+            "decimals after a point, and no mark between thousands",
+            "write 3.5 for 3,5 and 1000 for 1,000; where commas stand before decimals, --table.decimal comma",
+        ),
+        MARKED_NUMBER: (
+            "a number with a mark or a unit",
+            "digits, with a point before decimals",
+            f"write 5 for 5 % or €5, and 1000.5 for 1.000,5 (or use --table.decimal comma); {leave}",
+        ),
+        LOCAL_DATE: (
+            "a date in another form",
+            "a date such as 2024-02-29 or 2024-02-29T13:45:00",
+            f"write year, month, day; {leave}; or read it as categories with --table.categories",
+        ),
+    }
+    plain_number = pc.match_substring_regex(column, NUMBER)
+    for pattern, (got, expected, fix) in habits.items():
+        fits = pc.match_substring_regex(column, pattern)
+        if (pc.sum(fits).as_py() or 0) >= (1 - STRAY_SHARE) * present:
+            row = pc.index(pc.and_(fits, pc.invert(plain_number)), True).as_py()
+            raise table.fault(got, row=row, name=name, expected=expected, fix=fix)
 
 
 def _stray(column: pa.ChunkedArray, fits: pa.ChunkedArray, count: int, present: int) -> bool:

@@ -11,8 +11,7 @@ from torch import nn
 
 from quire.doctor import checks  # noqa: F401  they register themselves
 from quire.doctor.case import Case, Loss
-from quire.doctor.findings import CHECKS, Diagnosis
-from quire.errors import unknown_name
+from quire.doctor.findings import CHECKS, Diagnosis, require_known
 
 
 def examine(
@@ -32,9 +31,7 @@ def examine(
 
         print(examine(model, torch.nn.functional.cross_entropy, loader))
     """
-    for name in silence:
-        if name not in CHECKS:
-            raise unknown_name("check", name, CHECKS)
+    require_known(silence, CHECKS)
     return examine_case(Case(model, loss, batches, given_optimisers(optimisers), seed, validation), silence)
 
 

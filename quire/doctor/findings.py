@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from quire.errors import unknown_name
 from quire.registry import Registry
 
 if TYPE_CHECKING:
@@ -58,3 +59,11 @@ CHECKS: Registry[Check] = Registry("check")
 Sign = Callable[["Course"], Iterator[Finding]]
 SIGNS: Registry[Sign] = Registry("sign")
 """In training."""
+
+
+def require_known(names: Iterable[str], known: Iterable[str]) -> None:
+    """Only a check or sign that there is can be silenced."""
+    every = list(known)
+    for name in names:
+        if name not in every:
+            raise unknown_name("check", name, every)

@@ -14,9 +14,8 @@ from quire.doctor import signs  # noqa: F401  they register themselves
 from quire.doctor.case import Case, Loss
 from quire.doctor.course import Course, finite
 from quire.doctor.examine import examine_case, given_optimisers
-from quire.doctor.findings import CHECKS, SIGNS, Diagnosis, Finding
+from quire.doctor.findings import CHECKS, SIGNS, Diagnosis, Finding, require_known
 from quire.doctor.probe import probe
-from quire.errors import unknown_name
 
 TWINS = {
     "vanishing-gradients": "gradient-flow",
@@ -94,10 +93,7 @@ def judge(course: Course, *, silence: Sequence[str] = (), before: Iterable[Findi
 
 
 def check_silenced(names: Sequence[str]) -> None:
-    known = [*CHECKS, *SIGNS]
-    for name in names:
-        if name not in known:
-            raise unknown_name("check", name, known)
+    require_known(names, [*CHECKS, *SIGNS])
 
 
 def progress(course: Course) -> str:

@@ -35,7 +35,9 @@ from quire.errors import InputError, unknown_name
 from quire.estimators.base import Array, in_form_of, read_features, to_numpy, to_tensor
 from quire.estimators.network import (
     PREDICT_ROWS,
+    RandomState,
     Scaling,
+    Sizes,
     activation_name,
     check_parameters,
     draw_seed,
@@ -53,8 +55,6 @@ from quire.tasks.reconstruction import Reconstruction, ReconstructionRules
 
 KINDS = ("plain", "linear", "sparse", "denoising", "contractive")
 CODE_ACTIVATIONS = {"sparse": "relu", "contractive": "sigmoid"}
-RandomState = int | np.random.RandomState | None
-Sizes = int | tuple[int, ...] | list[int]
 
 
 class Autoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -151,8 +151,7 @@ class Autoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         assert isinstance(task, Reconstruction)
         self.model_, self.scaling_, self.n_components_ = task.model, scaling, config.code
         self.mean_ = to_numpy(inputs.double().mean(0))
-        self.loss_curve_, self.validation_losses_ = training.losses, training.validation_losses
-        self.best_loss_, self.n_iter_ = min(training.losses), len(training.losses)
+        training.keep(self)
         return self
 
     def _config(self, features: int) -> AutoencoderConfig:

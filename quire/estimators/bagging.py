@@ -26,10 +26,11 @@ from quire.estimators.base import (
     read_targets,
     to_numpy,
 )
-from quire.estimators.mlp import RandomState, Sizes
 from quire.estimators.network import (
     PREDICT_ROWS,
+    RandomState,
     Scaling,
+    Sizes,
     activation_name,
     check_parameters,
     draw_seed,
@@ -177,8 +178,7 @@ class BaggingEnsemble(BaseEstimator):
         assert isinstance(task, Bagging)
         self._bagging = task
         self.oob_score_ = task.out_of_bag.get("accuracy" if _classifies(self) else "r2", float("nan"))
-        self.loss_curve_, self.validation_losses_ = training.losses, training.validation_losses
-        self.best_loss_, self.n_iter_ = min(training.losses), len(training.losses)
+        training.keep(self)
 
     @property
     def model_(self) -> MLPEnsemble:

@@ -17,11 +17,12 @@ from torch import Tensor
 from quire.data.batch import TensorData
 from quire.errors import InputError
 from quire.estimators.base import Array, in_form_of, read_features, read_weights, to_numpy, to_tensor
-from quire.estimators.network import draw_seed, is_number
+from quire.estimators.network import RandomState, draw_seed, is_number
 from quire.functional.clusters import centre_distances, inertia
 from quire.functional.nearest import nearest_centres
 from quire.options import check
-from quire.tasks.kmeans import WEIGHT, KMeansTask
+from quire.tasks.kmeans import KMeansTask
+from quire.tasks.kmeans_rows import WEIGHT
 from quire.train.statistics import fit_statistics
 
 RANDOM_STARTS = 10
@@ -58,7 +59,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         n_init: int | str = "auto",
         max_iter: int = 300,
         tol: float = 1e-4,
-        random_state: int | np.random.RandomState | None = None,
+        random_state: RandomState = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.init = init

@@ -26,6 +26,7 @@ from quire.estimators.base import (
     to_numpy,
     to_tensor,
 )
+from quire.estimators.network import is_number
 from quire.estimators.newton import Problem, minimise
 from quire.options import check
 
@@ -66,9 +67,12 @@ class LogisticRegression(Classifier):
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        check(self.C > 0, "C", self.C, "a number > 0")
-        check(self.tol > 0, "tol", self.tol, "a number > 0")
-        check(self.max_iter >= 1, "max_iter", self.max_iter, "an integer >= 1")
+        tiny = float(np.finfo(np.float64).tiny)
+        good = is_number(self.C, tiny, np.inf) or (isinstance(self.C, float) and np.inf == self.C)
+        check(good, "C", self.C, "a number > 0")
+        check(is_number(self.tol, tiny, np.inf), "tol", self.tol, "a number > 0")
+        good = is_number(self.max_iter, 1, np.inf, whole=True)
+        check(good, "max_iter", self.max_iter, "an integer >= 1")
         self.classes_, codes = read_labels(self, X, y)
         inputs = read_features(self, X, reset=True).double()
         weights = self._row_weights(codes, read_weights(sample_weight, inputs)).to(inputs.device)
@@ -116,12 +120,8 @@ class LogisticRegression(Classifier):
         if self.class_weight is None:
             return weights
         if isinstance(self.class_weight, str):
-            check(
-                self.class_weight == "balanced",
-                "class_weight",
-                self.class_weight,
-                "a dictionary or 'balanced'",
-            )
+            good = self.class_weight == "balanced"
+            check(good, "class_weight", self.class_weight, "a dictionary or 'balanced'")
             factors = totals.sum() / (len(totals) * totals)
         else:
             factors = to_tensor(

@@ -28,7 +28,7 @@ from torch import Tensor
 from quire.data.batch import TensorData
 from quire.errors import InputError, unknown_name
 from quire.estimators.base import Array, in_form_of, read_features, to_numpy
-from quire.estimators.network import check, draw_seed, is_number
+from quire.estimators.network import RandomState, draw_seed, is_number
 from quire.functional.mixtures import (
     COVARIANCE_TYPES,
     Mixture,
@@ -38,7 +38,9 @@ from quire.functional.mixtures import (
     make_mixture,
     mixture_parameter_count,
 )
-from quire.tasks.mixture import MixtureTask, Start
+from quire.options import check
+from quire.tasks.mixture import MixtureTask
+from quire.tasks.mixture_start import Start
 from quire.train.statistics import fit_statistics
 
 
@@ -68,7 +70,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         weights_init: Any = None,
         means_init: Any = None,
         precisions_init: Any = None,
-        random_state: int | np.random.RandomState | None = None,
+        random_state: RandomState = None,
         warm_start: bool = False,
     ) -> None:
         self.n_components = n_components

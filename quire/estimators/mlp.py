@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,7 +36,9 @@ from quire.estimators.base import (
     to_numpy,
 )
 from quire.estimators.network import (
+    RandomState,
     Scaling,
+    Sizes,
     activation_name,
     check_parameters,
     draw_seed,
@@ -50,9 +51,6 @@ from quire.estimators.network import (
 from quire.models.mlp import MLP, MLPConfig
 from quire.nn.heads import Categorical, Gaussian, Head, Heteroscedastic
 from quire.tasks.supervised import Supervised
-
-RandomState = int | np.random.RandomState | None
-Sizes = int | tuple[int, ...] | list[int]
 
 
 class _Network:
@@ -86,8 +84,7 @@ class _Network:
         assert isinstance(task, Supervised)
         assert isinstance(task.model, MLP)
         self.model_, self._head, self.scaling_ = task.model, task.head, scaling
-        self.loss_curve_, self.validation_losses_ = training.losses, training.validation_losses
-        self.best_loss_, self.n_iter_ = min(training.losses), len(training.losses)
+        training.keep(self)
 
     def _raw(self, inputs: Tensor) -> Tensor:
         return raw_outputs(self.model_, self.scaling_.apply(inputs, inputs.dtype))

@@ -18,18 +18,20 @@ from torch import Tensor, nn
 
 from quire.data.batch import TensorData
 from quire.data.splits import split_rows
-from quire.errors import unknown_name
+from quire.errors import InputError, unknown_name
 from quire.estimators.base import Array, to_numpy, to_tensor
 from quire.functional.regularise import EarlyStopping
 from quire.nn.activation import ACTIVATION_LAYERS
 from quire.options import Optim, Train, check
-from quire.train import Callback, Fit, Task, fit
+from quire.train import Callback, Task, fit
 from quire.train.descent import Descent
 
-# scikit-learn's names for two activations.
+RandomState = int | np.random.RandomState | None
+Sizes = int | tuple[int, ...] | list[int]
 SYNONYMS = {"identity": "linear", "logistic": "sigmoid"}
-# Rows that are predicted at once, as a bound on memory.
+"""scikit-learn's names for two activations."""
 PREDICT_ROWS = 65_536
+"""Rows that are predicted at once, as a bound on memory."""
 
 
 class Scaling(NamedTuple):
@@ -90,10 +92,11 @@ def hidden_widths(sizes: Any) -> tuple[int, ...]:
 
 
 def activation_name(name: Any) -> str:
-    found = SYNONYMS.get(name, name)
+    """Quire's name of an activation, from its own or scikit-learn's."""
+    found = SYNONYMS.get(str(name), str(name))
     if found not in ACTIVATION_LAYERS:
         raise unknown_name("activation", str(name), [*ACTIVATION_LAYERS, *SYNONYMS])
-    return str(found)
+    return found
 
 
 def check_parameters(estimator: Any) -> None:
@@ -117,14 +120,30 @@ def check_parameters(estimator: Any) -> None:
 
 def resolve_device(device: Any, inputs: Tensor) -> torch.device:
     """ "auto" is where X lies if X is a tensor, and the CPU otherwise."""
-    return inputs.device if device == "auto" else torch.device(device)
+    try:
+        found = inputs.device if device == "auto" else torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or (found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count()):
+        raise InputError(
+            f"device is {device!r}",
+            expected="'auto', or a device of this machine such as 'cpu' or 'cuda'",
+            fix="leave it out: 'auto' is where X lies",
+        )
+    return found
 
 
 class Training(NamedTuple):
-    fit: Fit
+    """The record of a training, epoch by epoch."""
+
     losses: list[float]
-    """Training loss of each epoch."""
     validation_losses: list[float]
+    """With early_stopping."""
+
+    def keep(self, estimator: Any) -> None:
+        """As the attributes that scikit-learn's networks have."""
+        estimator.loss_curve_, estimator.validation_losses_ = self.losses, self.validation_losses
+        estimator.best_loss_, estimator.n_iter_ = min(self.losses), len(self.losses)
 
 
 def hold_out(
@@ -187,19 +206,20 @@ def train_network(
     curves: dict[str, list[float]] = {"train": [], "validation": []}
     for record in result.history:
         curves[record["split"]].append(float(record["values"]["loss"]) / members)
-    return task.cpu().eval(), Training(result, curves["train"], curves["validation"])
+    return task.cpu().eval(), Training(curves["train"], curves["validation"])
 
 
 def draw_seed(random_state: Any) -> int:
+    """The seed of a fit: the same for the same integer, the next for a generator."""
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 @torch.no_grad()
-def raw_outputs(model: nn.Module, inputs: Tensor, *, rows_dim: int = 0) -> Tensor:
+def raw_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     """The model's outputs, computed in the type and on the device of `inputs`.
 
     float64 inputs are so predicted in float64, where a row's prediction does not depend on how
     many others are predicted with it.
     """
     model = copy.deepcopy(model).to(inputs)
-    return torch.cat([model(part) for part in inputs.split(PREDICT_ROWS)], rows_dim)
+    return torch.cat([model(part) for part in inputs.split(PREDICT_ROWS)])

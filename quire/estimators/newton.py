@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# With more unknowns than this, forming and factorising the Hessian costs more than products with it.
 DENSE_UNKNOWNS = 2000
-# Rows whose contributions to the Hessian are formed at once, as a bound on memory.
+"""With more unknowns than this, forming and factorising the Hessian costs more than products with it."""
 CHUNK_BYTES = 64 * 2**20
+"""Of the rows whose contributions to the Hessian are formed at once."""
 
 
 class Solution(NamedTuple):

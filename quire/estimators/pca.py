@@ -18,6 +18,7 @@ from torch import Tensor
 from quire.data.batch import TensorData
 from quire.errors import DataError, InputError, unknown_name
 from quire.estimators.base import Array, in_form_of, read_features, to_numpy, to_tensor
+from quire.estimators.network import RandomState, is_number
 from quire.functional.components import explained_variance_ratio, moved, project, reconstruct
 from quire.options import check
 from quire.tasks.components import PrincipalComponents, Solver
@@ -68,7 +69,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         svd_solver: Literal["auto", "full", "covariance_eigh", "randomized"] = "auto",
         iterated_power: int | Literal["auto"] = "auto",
         n_oversamples: int = 10,
-        random_state: int | np.random.RandomState | None = None,
+        random_state: RandomState = None,
     ) -> None:
         self.n_components = n_components
         self.whiten = whiten
@@ -88,6 +89,11 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """Learn the directions of X (N, D); y is ignored."""
         if self.svd_solver not in SOLVERS:
             raise unknown_name("svd_solver", self.svd_solver, SOLVERS)
+        good = is_number(self.n_oversamples, 0, np.inf, whole=True)
+        check(good, "n_oversamples", self.n_oversamples, "an integer >= 0")
+        power = None if isinstance(self.iterated_power, str) else self.iterated_power
+        good = is_number(power, 0, np.inf, whole=True) if power is not None else self.iterated_power == "auto"
+        check(good, "iterated_power", self.iterated_power, '"auto" or an integer >= 0')
         # Whether X is finite is left to its sums: to look at each number would take a tenth of the time.
         inputs = read_features(self, X, reset=True, finite=False)
         rows, features = inputs.shape
@@ -103,7 +109,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 self._wanted(rows, features),
                 solver=SOLVERS[self.svd_solver],
                 oversamples=self.n_oversamples,
-                power_iterations=None if self.iterated_power == "auto" else self.iterated_power,
+                power_iterations=power,
             )
         random = check_random_state(self.random_state)
         data = TensorData({"inputs": inputs})

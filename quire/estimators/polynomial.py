@@ -26,11 +26,12 @@ from quire.estimators.base import (
     to_tensor,
 )
 from quire.estimators.linear import least_squares
+from quire.estimators.network import RandomState, is_number
 from quire.functional.generalise import polynomial_features
 from quire.options import check
 
-# A design matrix of more columns than this is a mistake more often than a wish.
 MAX_TERMS = 20_000
+"""A design matrix of more columns than this is a mistake more often than a wish."""
 
 
 class Polynomial(NamedTuple):
@@ -140,7 +141,7 @@ class PolynomialRegression(Regressor):
         *,
         max_degree: int = 10,
         cv: Any = 5,
-        random_state: int | np.random.RandomState | None = None,
+        random_state: RandomState = None,
     ) -> None:
         self.degree = degree
         self.max_degree = max_degree
@@ -148,9 +149,10 @@ class PolynomialRegression(Regressor):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        whole = isinstance(self.degree, int | np.integer) and self.degree >= 1
-        check(self.degree == "cv" or whole, "degree", self.degree, 'an integer >= 1 or "cv"')
-        check(self.max_degree >= 1, "max_degree", self.max_degree, "an integer >= 1")
+        good = is_number(self.degree, 1, np.inf, whole=True) or self.degree == "cv"
+        check(good, "degree", self.degree, 'an integer >= 1 or "cv"')
+        good = is_number(self.max_degree, 1, np.inf, whole=True)
+        check(good, "max_degree", self.max_degree, "an integer >= 1")
         targets = read_targets(self, X, y)
         inputs = read_features(self, X, reset=True)
         weights = read_weights(sample_weight, inputs).to(inputs.device)

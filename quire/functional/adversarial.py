@@ -19,9 +19,6 @@ from torch.nn import functional as F
 from quire.errors import InputError, unknown_name
 from quire.functional.probability import js_divergence
 
-EQUILIBRIUM = math.log(2)
-"""−log D(x) where D is ½ everywhere: the generator's loss at the equilibrium, half of the discriminator's."""
-
 
 def discriminator_loss(real: Tensor, fake: Tensor, *, reduction: str = "mean") -> Tensor:
     """J_D = −Σ log D(x) − Σ log(1 − D(G(z))) of logits of the data and of samples.
@@ -49,7 +46,8 @@ def discriminator_value(data: Tensor, model: Tensor, discriminator: Tensor) -> T
 def optimal_discriminator(data: Tensor, model: Tensor) -> Tensor:
     """D*(x) = p_data(x) / (p_data(x) + p_G(x)); ½ where neither puts anything."""
     total = data + model
-    return torch.where(total > 0, data / torch.where(total > 0, total, 1.0), 0.5)
+    nothing = total <= 0
+    return torch.where(nothing, 0.5, data / torch.where(nothing, 1.0, total))
 
 
 def value_at_optimum(data: Tensor, model: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from quire.errors import InputError
-from quire.functional.nearest import nearest_centres, pieces
+from quire.functional.nearest import nearest_centres
+from quire.functional.screen import pieces
 from quire.kernels import Backend, refusal
 
 

@@ -47,13 +47,23 @@ def convexity_violation(
             expected=f"one value for each point: {tuple(weight.shape)}",
             fix="let the function reduce the last dimension, for example x.square().sum(-1)",
         )
+    values = torch.stack([below, left, right])
+    if bool(values.isnan().any()):
+        place = torch.stack([middle, x, other])[values.isnan()][0]
+        raise InputError(
+            f"a function that is no number at {place.tolist()}",
+            expected="a number at each point between low and high",
+            fix="narrow the box to where the function is defined",
+        )
     chord = weight * left + (1 - weight) * right
-    excess = below - chord
-    scale = torch.stack([below.abs(), left.abs(), right.abs(), torch.ones_like(below)]).amax(0)
+    # Below an infinite chord everything is allowed: ∞ outside of a convex set keeps a function convex.
+    excess = torch.where(chord == torch.inf, -torch.inf, below - chord)
+    scale = torch.cat([values.abs(), torch.ones_like(below)[None]]).amax(0)
     if tolerance is None:
         tolerance = 64 * torch.finfo(below.dtype).eps
-    worst = int(torch.argmax(excess / scale))
-    if not excess[worst] > tolerance * scale[worst]:
+    share = torch.where(excess.isinf(), excess, excess / scale)
+    worst = int(torch.argmax(share))
+    if not share[worst] > tolerance:
         return None
     return Violation(x[worst], other[worst], weight[worst], excess[worst])
 

@@ -287,7 +287,7 @@ def hard_negatives(losses: Tensor, labels: Tensor, ratio: float = 3.0, least: in
     `least` where that is more, the first among equal ones. Labels below 0 are neither positive nor negative.
     """
     require_same_shape("hard_negatives", losses, labels)
-    limit = (ratio * (labels > BACKGROUND).sum(-1, keepdim=True)).clamp(min=least)
+    limit = (ratio * (labels > BACKGROUND).sum(-1, keepdim=True)).floor().clamp(min=least)
     candidates = losses.detach().masked_fill(labels != BACKGROUND, -math.inf)
     order = candidates.argsort(dim=-1, descending=True, stable=True)
     place = torch.arange(labels.shape[-1], device=labels.device).expand_as(order)

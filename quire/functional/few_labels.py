@@ -49,6 +49,7 @@ def contrastive_margin(
 ) -> Tensor:
     """d² where y = 1, max(0, m − d)² where y = −1, with d = ‖a − b‖: pairs (N, K) of a siamese network."""
     require_same_shape("contrastive_margin", first, second)
+    require_same_shape("contrastive_margin: pairs and target", first[..., 0], target)
     require_positive("contrastive_margin", "margin", margin)
     squared = (first - second).square().sum(-1)
     return reduce(torch.where(target > 0, squared, _short_of(squared, margin)), reduction)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import InputError
+from quire.functional.reduction import require_same_shape
 
 Predict = Callable[[Tensor], Tensor]
 Fit = Callable[[Tensor, Tensor], Predict]
@@ -25,6 +26,7 @@ Generator = torch.Generator | None
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     """(ŷ−y)² of each row."""
+    require_same_shape("squared_error", prediction, target)
     return (prediction - target).square()
 
 

@@ -183,6 +183,7 @@ def random_shift(
 ) -> Tensor | Scene:
     """Each image moved by up to `limit` pixels in both directions; zeros come in."""
     check_images(x)
+    _check_both(boxes, present)
     size = (x.shape[2], x.shape[3])
     if boxes is None or present is None:
         return random_crop(x, size, limit, generator)
@@ -202,6 +203,7 @@ def random_flip(
 ) -> Tensor | Scene:
     """Each image mirrored left to right with probability `rate`; a box's x₁ and x₂ become 1 − x₂, 1 − x₁."""
     check_images(x)
+    _check_both(boxes, present)
     turned = chosen(x, (len(x), 1, 1, 1), rate, generator)
     mirrored = torch.where(turned, x.flip(-1), x)
     if boxes is None or present is None:
@@ -244,7 +246,17 @@ def _check_scene(x: Tensor, boxes: Tensor, present: Tensor) -> None:
         )
 
 
+def _check_both(boxes: Tensor | None, present: Tensor | None) -> None:
+    if (boxes is None) != (present is None):
+        raise InputError(
+            "boxes without present" if present is None else "present without boxes",
+            expected="both, or images alone",
+            fix="where every row holds a box, present is boxes.new_ones(boxes.shape[:2], dtype=torch.bool)",
+        )
+
+
 def _with_boxes(x: Tensor, windows: Tensor, boxes: Tensor | None, present: Tensor | None) -> Tensor | Scene:
+    _check_both(boxes, present)
     if boxes is None or present is None:
         return x
     return x, *boxes_in_windows(boxes, present, windows)

@@ -332,8 +332,10 @@ def kl_div(
 
 
 def perplexity(logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
-    """exp of the mean negative log-likelihood per token, of logits (N, C, *) and tokens (N, *)."""
-    return torch.exp(cross_entropy(logits, target, ignore_index=ignore_index))
+    """exp of the mean negative log-likelihood per token, of logits (N, C, *) and tokens (N, *); in float32 at
+    least, because exp makes much of the few digits of a half-precision mean."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.exp(cross_entropy(wide, target, ignore_index=ignore_index))
 
 
 def softmax_gradient(logits: Tensor, target: Tensor) -> Tensor:

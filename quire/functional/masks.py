@@ -148,8 +148,6 @@ def _aligned_lengths(lengths: Tensor | None, shape: tuple[int, ...]) -> Tensor |
     inner = len(shape) - 2
     if lengths.dim() == 0:
         return lengths.reshape(1, 1)
-    if lengths.shape == shape[:1] and inner == 0:
-        return lengths[:, None]
     if lengths.shape == shape[:1]:
         return lengths.reshape(shape[0], *[1] * inner, 1)
     if inner and lengths.shape == (shape[0], shape[-2]):

@@ -37,8 +37,8 @@ def p_norm(x: Tensor, p: float = 2.0, dim: int | tuple[int, ...] = -1, *, keepdi
     scale = torch.where(unusable, torch.ones_like(largest), largest).detach()
     powers = (magnitude / scale).pow(p).sum(dim, keepdim=True)
     # At x = 0 the root has no finite slope: keep its argument away from 0 and its result at 0.
-    nonzero = powers > 0
-    norm = torch.where(nonzero, torch.where(nonzero, powers, 1.0).pow(1 / p) * scale, 0.0)
+    zero = powers == 0
+    norm = torch.where(zero, 0.0, torch.where(zero, 1.0, powers).pow(1 / p) * scale)
     return norm if keepdim else norm.squeeze(dim)
 
 

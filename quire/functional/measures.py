@@ -36,6 +36,13 @@ def confusion_matrix(
 ) -> Tensor:
     """M[i, j] = number of samples of true class i predicted as class j, (C, C) on the inputs' device."""
     require_same_shape("confusion_matrix", prediction, target)
+    for numbers in (prediction, target):
+        if numbers.is_floating_point() and not bool((numbers == numbers.trunc()).all()):
+            raise InputError(
+                "confusion_matrix of numbers with a fraction, or of none",
+                expected="class numbers",
+                fix="take the likeliest class first: scores.argmax(-1), or (probability > 0.5).long()",
+            )
     prediction, target = prediction.flatten().long(), target.flatten().long()
     if ignore_index is not None:
         kept = target != ignore_index
@@ -154,6 +161,12 @@ def precision_recall_curve(scores: Tensor, target: Tensor) -> tuple[Tensor, Tens
             "precision_recall_curve with targets other than 0 and 1",
             expected="1 for the class that is looked for, else 0",
             fix="compare the target with that class: (target == k).long()",
+        )
+    if bool(scores.isnan().any()):
+        raise InputError(
+            f"precision_recall_curve with {int(scores.isnan().sum())} scores that are not numbers",
+            expected="scores that can be sorted",
+            fix="look for NaN in the model's output",
         )
     scores, order = scores.sort(stable=True)
     positive = target[order].long()

@@ -97,8 +97,11 @@ def add_l1_gradient(gradients: Tensors, weights: Tensors, strength: float) -> Te
 
 
 def global_norm(tensors: Tensor | Sequence[Tensor]) -> Tensor:
-    """‖g‖₂ of all entries together, as if the tensors were one long vector."""
-    norms = [g.norm() for g in ([tensors] if isinstance(tensors, Tensor) else tensors)]
+    """‖g‖₂ of all entries together, as if the tensors were one long vector; in float32 at least, since
+    half precision has no numbers above 65504 and bfloat16 three digits."""
+    parts = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    wide = [torch.promote_types(part.dtype, torch.float32) for part in parts]
+    norms = [torch.linalg.vector_norm(g, dtype=dtype) for g, dtype in zip(parts, wide, strict=True)]
     return torch.stack([norm.to(norms[0]) for norm in norms]).norm()
 
 

@@ -54,8 +54,8 @@ def js_divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _expected_log(p: Tensor, q: Tensor) -> Tensor:
-    """Σ P log Q over what P allows; the rest stays out of the gradient too."""
-    allowed = p > 0
+    """Σ P log Q over what P allows; the rest stays out of the gradient too. What is no number stays none."""
+    allowed = ~(p <= 0)
     logarithm = torch.log(torch.where(allowed, q, torch.ones_like(q)))
     return torch.where(allowed, p * logarithm, torch.zeros_like(p)).sum(-1)
 
@@ -83,7 +83,8 @@ def gaussian_mle(inputs: Tensor, target: Tensor) -> GaussianFit:
     dtype = torch.promote_types(inputs.dtype, torch.float32)
     weights = torch.linalg.pinv(inputs.to(dtype)) @ target.to(dtype)
     variance = (target.to(dtype) - inputs.to(dtype) @ weights).square().mean(0)
-    return GaussianFit(weights.to(inputs.dtype), variance.to(inputs.dtype))
+    kept = inputs.dtype if inputs.is_floating_point() else dtype  # whole numbers have weights that are not
+    return GaussianFit(weights.to(kept), variance.to(kept))
 
 
 class DiscreteNetwork:
@@ -253,14 +254,14 @@ def _product(factors: Sequence[Factor], scope: Sequence[str]) -> Tensor:
 
 
 def _divide(part: Tensor, whole: Tensor) -> Tensor:
-    possible = whole > 0
-    return torch.where(possible, part / torch.where(possible, whole, 1.0), 0.0)
+    impossible = whole <= 0
+    return torch.where(impossible, 0.0, part / torch.where(impossible, 1.0, whole))
 
 
 def _check_distribution(what: str, table: Tensor) -> None:
     total = table.sum(-1)
     slack = 1e-2 if table.dtype in (torch.bfloat16, torch.float16) else 1e-5
-    wrong = (total - 1).abs() > slack
+    wrong = ~((total - 1).abs() <= slack)
     if bool((table < 0).any()) or bool(wrong.any()):
         shown = total[wrong].flatten()[0] if bool(wrong.any()) else table.min()
         kind = "a sum of" if bool(wrong.any()) else "the entry"

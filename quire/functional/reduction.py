@@ -71,8 +71,13 @@ def loss(
         @functools.wraps(function)
         def reduced(*inputs: Any, reduction: str = "mean", **options: Any) -> Tensor:
             if reduction == "mean":
+                weight, kind = weigh(*inputs, **options), inputs[0].dtype
+                if kind == torch.float16:  # a sum of 65505 ones would be infinite already
+                    inputs = tuple(_raised(value) for value in inputs)
+                    options = {name: _raised(value) for name, value in options.items()}
                 total = function(*inputs, reduction="sum", **options)  # type: ignore[arg-type]
-                return mean_of(total, weigh(*inputs, **options))
+                mean = mean_of(total, weight)
+                return mean.to(kind) if kind == torch.float16 else mean
             if reduction not in ("none", "sum"):
                 raise unknown_name("reduction", reduction, ("none", "sum", "mean"))
             return function(*inputs, reduction=reduction, **options)  # type: ignore[arg-type]
@@ -81,6 +86,11 @@ def loss(
         return reduced  # type: ignore[return-value]
 
     return add
+
+
+def _raised(value: Any) -> Any:
+    """Half precision as float32, anything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value
 
 
 def reduce(values: Tensor, reduction: str) -> Tensor:

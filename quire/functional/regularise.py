@@ -16,17 +16,18 @@ from torch.utils.hooks import RemovableHandle
 
 from quire.errors import InputError
 from quire.functional import losses
+from quire.functional.reduction import require_same_shape
 
 # Penalties ------------------------------------------------------------------------------------
 
 
 def l1_penalty(parameters: Tensor | Iterable[Tensor], strength: float = 1.0) -> Tensor:
-    """λ·Σ|w|"""
+    """λ·Σ|w|, of half precision in float32."""
     return strength * torch.stack([w.abs().sum() for w in _as_list(parameters)]).sum()
 
 
 def l2_penalty(parameters: Tensor | Iterable[Tensor], strength: float = 1.0) -> Tensor:
-    """½·λ·Σw²; the half makes its gradient λw."""
+    """½·λ·Σw², of half precision in float32; the half makes its gradient λw."""
     return 0.5 * strength * torch.stack([w.square().sum() for w in _as_list(parameters)]).sum()
 
 
@@ -224,9 +225,17 @@ def random_mask(
 
 
 def masked_reconstruction_loss(prediction: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    """Σ m(x̂−x)²/Σ m: the mean squared error over the hidden entries alone; 0 when none is hidden."""
-    hidden = mask.to(prediction.dtype)
-    return (hidden * (prediction - x).square()).sum() / hidden.sum().clamp(min=1)
+    """Σ m(x̂−x)²/Σ m: the mean squared error over the hidden entries alone; 0 when none is hidden.
+
+    The mask broadcasts: one of (N, 1, H, W) hides all channels of a pixel, each of which counts.
+    """
+    require_same_shape("masked_reconstruction_loss", prediction, x)
+    # Chosen, not multiplied: what is missing among the seen entries is no number. Sums of half precision
+    # would overflow.
+    wide = torch.promote_types(prediction.dtype, torch.float32)
+    hidden = mask.bool().expand_as(prediction)
+    errors = torch.where(hidden, prediction - x, 0.0).to(wide)
+    return (errors.square().sum() / hidden.sum().clamp(min=1)).to(prediction.dtype)
 
 
 def semi_supervised_loss(
@@ -257,4 +266,5 @@ def _as_list(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if not tensors:
         raise InputError("no parameters", expected="a tensor or several", fix="pass model.parameters()")
-    return tensors
+    # A sum over the weights of a layer is soon above 65504, where float16 ends.
+    return [w.float() if w.dtype in (torch.float16, torch.bfloat16) else w for w in tensors]

@@ -105,6 +105,13 @@ def additive_attention(
     O((N + M)·h). backend="auto" computes what fits in one block in one go, with autograd; "triton" is a
     kernel for CUDA, which "auto" takes for anything larger there; "torch" always streams.
     """
+    check_widths("additive attention", query, key)
+    check_values(key, value)
+    if vector.shape != query.shape[-1:]:
+        raise InputError(
+            f"a vector of shape {tuple(vector.shape)} for hidden width {query.shape[-1]}",
+            expected=f"({query.shape[-1]},)",
+        )
     hidden = query.shape[-1]
     size = query.shape[:-1].numel() * key.shape[-2] * hidden
     learned = mask is not None and mask.requires_grad
@@ -131,13 +138,6 @@ def _additive_kernel(
 ) -> Tensor:
     from quire.kernels.additive import additive_pooling
 
-    check_widths("additive attention", query, key)
-    check_values(key, value)
-    if vector.shape != query.shape[-1:]:
-        raise InputError(
-            f"a vector of shape {tuple(vector.shape)} for hidden width {query.shape[-1]}",
-            expected=f"({query.shape[-1]},)",
-        )
     batch = shared_batch(query, key, value)
     rule = MaskRule.of((*batch, query.shape[-2], key.shape[-2]), mask, lengths, causal)
 

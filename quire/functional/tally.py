@@ -36,7 +36,7 @@ from torch import Tensor
 from quire.functional.threads import together
 
 if TYPE_CHECKING:
-    from quire.functional.nearest import Screen
+    from quire.functional.screen import Screen
 
 # Of the unit of a tally, the unit of what it leaves out.
 FINER = 2.0**-30

@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 256
 STAGES, DEGREE = 3, 5
 CHUNK, WARPS, BUFFERS = 32, 8, 3
 

@@ -31,6 +31,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.tuning import traced
+
 TILE, COLUMNS, WARPS = 64, 8, 2
 """Default boxes of a tile, and true boxes that are compared with them at a time."""
 REJECTED = 16
@@ -206,7 +208,7 @@ def match(defaults: Tensor, truth: Tensor, present: Tensor | None, threshold: fl
 
     The proposals of an image are those of one program: G should not be beyond some thousands.
     """
-    run = _match_operator if _traced(truth) else _match
+    run = _match_operator if traced(truth) else _match
     found: Tensor = run(defaults, truth, present, threshold)
     return found
 
@@ -218,14 +220,9 @@ def leave_out_crowds(
 
     As `quire.functional.leave_out_crowds`.
     """
-    run = _crowd_operator if _traced(truth) else _leave_out_crowds
+    run = _crowd_operator if traced(truth) else _leave_out_crowds
     found: Tensor = run(index, defaults, truth, crowd, threshold)
     return found
-
-
-def _traced(tensor: Tensor) -> bool:
-    """Whether an operator must be called, which takes longer than the kernels do."""
-    return torch.compiler.is_compiling() or type(tensor) is not Tensor
 
 
 def _match(defaults: Tensor, truth: Tensor, present: Tensor | None, threshold: float) -> Tensor:

@@ -38,6 +38,12 @@ ROWS_PADDED = 128
 """Rows are padded to a multiple of this, so that no tile needs a mask and loads are wide."""
 TILES = 128
 """So many tiles are added up without keeping what rounding takes away."""
+EXPECT_ROWS, EXPECT_STAGES = 128, 3
+COLLECT_ROWS, COLLECT_STAGES = 64, 2
+"""Rows of a tile of `_expect` and of `_collect`, and so many tiles are on their way at once."""
+PROGRAMS = 528
+"""Of `_collect`: four for each of 132 multiprocessors."""
+WARPS = 4
 
 
 @triton.jit
@@ -275,49 +281,45 @@ def prepared(weights: Tensor, means: Tensor, factors: Tensor, *, group: int) -> 
     pieces = [empty(width, width, dtype=torch.float16) for _ in range(2)]
     out = (*pieces, empty(width), empty(), empty())
     _prepare[(starts, padded)](
-        weights, means, factors, *out, features, components, padded, WIDTH=width, num_warps=4
+        weights, means, factors, *out, features, components, padded, WIDTH=width, num_warps=WARPS
     )
     return out
 
 
 def expectation(
-    x: Tensor, shift: Tensor, scale: Tensor, mixture: tuple[Tensor, ...], components: int, *,
-    group: int, rows: int = 128, warps: int = 4, stages: int = 3,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor, shift: Tensor, scale: Tensor, mixture: tuple[Tensor, ...], components: int, *, group: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(ρx, ρ)ᵀ (8G + 1, N), 32 r/ρ² (R, K, N) in two pieces and sums of ln p (R, blocks), of `prepared`
     mixtures; N is rounded up, with rows that are zero and belong to no component."""
     starts, width = mixture[0].shape[0], mixture[0].shape[-1]
     count, features = x.shape
     groups = triton.cdiv(features, 8)
     stride = triton.cdiv(count, ROWS_PADDED) * ROWS_PADDED
-    blocks = stride // rows
+    blocks = stride // EXPECT_ROWS
     moved, logs = x.new_empty(8 * groups + 1, stride), x.new_empty(starts, components, stride)
     share, rest = (torch.empty_like(logs, dtype=torch.float16) for _ in range(2))
     sums = x.new_empty(starts, blocks)
     _expect[(blocks, starts)](
         x, shift, scale, *mixture, moved, logs, share, rest, sums,
         count, stride, features, groups, components,
-        ROWS=rows, WIDTH=width, GROUP=group, STAGES=stages, num_warps=warps,
+        ROWS=EXPECT_ROWS, WIDTH=width, GROUP=group, STAGES=EXPECT_STAGES, num_warps=WARPS,
     )  # fmt: skip
     return moved, share, rest, sums
 
 
-def collection(
-    moved: Tensor, share: Tensor, rest: Tensor, *, rows: int = 64, programs: int = 528, warps: int = 4,
-    stages: int = 2,
-) -> Tensor:  # fmt: skip
+def collection(moved: Tensor, share: Tensor, rest: Tensor) -> Tensor:
     """Σ_n 32 r φ in parts of the rows, (S, R, K, 64·B), of what `expectation` gives."""
     starts, components, stride = share.shape
-    groups = len(moved) // 8
+    groups, rows = len(moved) // 8, COLLECT_ROWS
     blocks = groups * (groups + 1) // 2
-    parts = max(1, min(triton.cdiv(stride, rows), programs // (blocks * starts)))
+    parts = max(1, min(triton.cdiv(stride, rows), PROGRAMS // (blocks * starts)))
     part_rows = triton.cdiv(triton.cdiv(stride, parts), rows) * rows
     parts = triton.cdiv(stride, part_rows)
     out = moved.new_empty(parts, starts, components, 64 * blocks)
     _collect[(blocks, starts, parts)](
         moved, share, rest, out, stride, stride, groups, components, part_rows, 1.0,
         ROWS=rows, COMPONENTS=max(16, triton.next_power_of_2(components)), EXACT=part_rows > TILES * rows,
-        STAGES=stages, num_warps=warps,
+        STAGES=COLLECT_STAGES, num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -354,7 +356,7 @@ def sweep(
 
 
 def renewed(
-    counts: Tensor, first: Tensor, second: Tensor, shift: Tensor, floor: Tensor, *, warps: int = 4
+    counts: Tensor, first: Tensor, second: Tensor, shift: Tensor, floor: Tensor
 ) -> tuple[Tensor, ...]:
     """π (R, K), μ (R, K, D), Σ and C (R, K, D, D) from sums about `shift` (R, K, D), all float64 and
     contiguous; `floor` (D, D) is added to Σ. C is NaN or infinite where Σ is not positive definite."""
@@ -368,6 +370,6 @@ def renewed(
     _renew[(starts, components)](
         counts, first, second, shift, floor, *out, features, components,
         WIDTH=max(2, triton.next_power_of_2(features)), COMPONENTS=triton.next_power_of_2(components),
-        num_warps=warps,
+        num_warps=WARPS,
     )  # fmt: skip
     return out

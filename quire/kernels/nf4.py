@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.tuning import traced
+
 ROWS, WARPS = 64, 4
 """Blocks of numbers in a program: a part of a group of scales."""
 
@@ -65,8 +67,7 @@ def _dequantise(  # type: ignore[no-untyped-def]
 
 def dequantise(codes: Tensor, *arguments: Any) -> Tensor:
     """`_launch`, as an operator where it is traced; otherwise that would take longer than a small kernel."""
-    traced = torch.compiler.is_compiling() or type(codes) is not Tensor
-    found: Tensor = (_operator if traced else _launch)(codes, *arguments)
+    found: Tensor = (_operator if traced(codes) else _launch)(codes, *arguments)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the kernels share: choosing a tile by measurement, sizes rounded up, and a fast reciprocal."""
+"""What the kernels share: tiles by measurement, sizes rounded up, whether somebody traces, a reciprocal."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def padded(tensor: Tensor, rows: int, columns: int, value: float = 0.0) -> Tenso
     """(…, r, c) → (…, rows, columns), contiguous."""
     more = (0, columns - tensor.shape[-1], 0, rows - tensor.shape[-2])
     return functional.pad(tensor, more, value=value).contiguous()
+
+
+def traced(tensor: Tensor) -> bool:
+    """Whether an operator must be called, which takes longer than a small kernel does."""
+    return torch.compiler.is_compiling() or type(tensor) is not Tensor
 
 
 def has_ptx(tensor: Tensor) -> bool:

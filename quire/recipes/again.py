@@ -197,7 +197,8 @@ class Again:
 
     @property
     def higher(self) -> frozenset[str]:
-        return self.plan.task.higher_is_better
+        rising = self.plan.task.higher_is_better
+        return rising | {name for name in self._measures if name.rpartition(".")[2] in rising}
 
     @cached_property
     def stratify(self) -> Tensor | None:

@@ -26,8 +26,8 @@ from quire.errors import InputError, QuireError
 from quire.files import json_number, replacing, write_bytes, write_json
 from quire.options import to_dict
 from quire.recipes.base import DescentOptions, Recipe, RunOptions, SweepOptions
-from quire.recipes.plan import Plan
-from quire.recipes.tuned import attach, take_over
+from quire.recipes.plan import Plan, announce
+from quire.recipes.tuned import attach, check_adapters, take_over
 from quire.report import write as write_report
 from quire.report.style import to_svg
 from quire.report.summary import flatten
@@ -76,6 +76,8 @@ class Outcome:
     """None where the recipe promises nothing: on the user's own data."""
     report: Path
     warnings: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    """Those of the warnings that were shown before training began."""
 
 
 def execute(recipe: Recipe, options: RunOptions, *, command: str = "", shard: bool = False) -> Outcome:
@@ -93,9 +95,10 @@ def execute(recipe: Recipe, options: RunOptions, *, command: str = "", shard: bo
     learn = sweep if isinstance(plan.task, StatisticsTask) else partial(descend, shard=shard)
     folder = all_do(lambda: open_folder(path, recipe, options, command))
     again = f"quire train {recipe.name} --resume {path}"
+    said = announce(plan) if folder and not options.quiet else ()
     try:
         result = learn(plan, folder, device)
-        return conclude(recipe, plan, folder, result, device)
+        return dataclasses.replace(conclude(recipe, plan, folder, result, device), said=said)
     except Interrupted as stop:
         raise Interrupted(stop.got, fix=f"go on with: {again}", number=stop.number) from None
     except QuireError as problem:
@@ -176,6 +179,7 @@ def open_folder(path: Path, recipe: Recipe, options: RunOptions, command: str) -
 def check_descent(plan: Plan, options: DescentOptions) -> None:
     """Refuse what cannot be computed at all, before anything is written."""
     take_over(plan, options)
+    check_adapters(plan, options)
     evaluate(plan.task, plan.data.train, rows=2)
     if plan.data.validation is not None:
         check_monitor(plan.task, plan.data.validation, options.train.monitor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -71,6 +72,14 @@ class Plan:
     """The records of training, once it is over; for pictures."""
 
 
+def announce(plan: Plan) -> tuple[str, ...]:
+    """Say what was done with the data while there is time to stop."""
+    notes = (*plan.notes, *plan.data.warnings)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    return notes
+
+
 def open_data(
     options: TableRunOptions,
     builtin: str | Table,
@@ -119,7 +128,7 @@ def make_head(
 
 def several_targets_of(part: Data, preparation: Prepares) -> Data:
     """The columns of a target matrix as fields of their own, "target.NAME", for several heads."""
-    if len(preparation.targets) == 1:
+    if len(preparation.targets) < 2:
         return part
     assert isinstance(part, TensorData)
     fields = {"inputs": part.inputs}

@@ -183,8 +183,9 @@ def transfer(options: TransferOptions) -> Plan:
         """The same network and rows without the transferred body."""
         scratch = Supervised(network(), make_head(data.preparation.target, data.train.target))
         fit(
-            scratch, data.train, data.validation, epochs=options.epochs or epochs, optim=options.optim,
-            train=options.train, seed=options.seed, train_measures=False,
+            scratch, data.train, data.validation, epochs=None if options.steps else options.epochs or epochs,
+            steps=options.steps, optim=options.optim, train=options.train, seed=options.seed,
+            train_measures=False,
         )  # fmt: skip
         test = data.test or data.train
         name = "accuracy" if data.preparation.target.kind == "classification" else "r2"

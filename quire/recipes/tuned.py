@@ -14,6 +14,7 @@ from quire.recipes.base import DescentOptions
 from quire.recipes.plan import Plan
 from quire.tasks.loading import Trained, load_trained
 from quire.tuning import Adapters, LoRAConfig, find_sites, inject, quantise_base
+from quire.tuning.targets import choose
 
 OUTPUTS = ("num_classes", "out_features")
 FROM_DATA = (*OUTPUTS, "in_features", "in_channels", "vocab_size", "source_vocab", "target_vocab")
@@ -40,6 +41,12 @@ def take_over(plan: Plan, options: DescentOptions) -> None:
     own, theirs = model_spec(task.model), model_spec(old.model)
     if own["model"] != theirs["model"]:
         raise _other_family(options, base)
+    if own.get("context", 0) > theirs.get("context", 0):
+        raise InputError(
+            f"--text.context {own['context']} with --tune.base {options.tune.base}",
+            expected=f"at most {theirs['context']} tokens, the context of the base",
+            fix=f"--text.context {theirs['context']}",
+        )
     spec = {**theirs, **{key: own[key] for key in (*FROM_DATA, *AS_ASKED) if key in own}}
     same = plan.data.preparation.targets == base.preparation.targets
     fresh = () if same else _output_names(spec)
@@ -62,11 +69,11 @@ def take_over(plan: Plan, options: DescentOptions) -> None:
         plan.notes.append(f"the targets are not those of the base: {', '.join(fresh)} are learned anew")
 
 
-def attach(plan: Plan, options: DescentOptions) -> Adapters | None:
-    """Freeze the network and lay adapters over it as the options say; None where nobody asked for them."""
+def check_adapters(plan: Plan, options: DescentOptions) -> None:
+    """Refuse adapters that cannot be laid over the network, before anything is written."""
     tune, task = options.tune, plan.task
     if not tune.lora.rank:
-        return None
+        return
     model: Any = getattr(task, "model", None)
     if model is None or not find_sites(model):
         raise InputError(
@@ -79,6 +86,17 @@ def attach(plan: Plan, options: DescentOptions) -> Adapters | None:
             expected="trained weights, which the adapters leave as they are",
             fix="give a run with --tune.base RUN",
         )
+    config = lora_config(tune, plan.fresh)
+    choose(model, config.targets)
+    choose(model, config.full, vectors=True)
+
+
+def attach(plan: Plan, options: DescentOptions) -> Adapters | None:
+    """Freeze the network and lay adapters over it as the options say; None where nobody asked for them."""
+    tune = options.tune
+    if not tune.lora.rank:
+        return None
+    model: Any = plan.task.model
     if tune.quantise == "nf4":
         done = quantise_base(model)
         bits = sum(one.bits for one in done) / len(done)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from quire.report.reading import TRAINER_VALUES, Array, Curve
 from quire.report.style import BLUE, INK, VERMILION, figure, plain
@@ -13,6 +14,8 @@ from quire.report.summary import number, wording
 
 _LOOKS = {"train": (BLUE, "--"), "validation": (VERMILION, "-")}
 _POINTS = 800
+_UP_TO_ONE = ("r2", "accuracy", "precision", "recall", "f1", "coverage", "agreement", "map", "map50", "map75")
+"""Measures that are read by their distance from 1, which a logarithm would hide."""
 
 
 def thin(curve: Curve, points: int = _POINTS) -> Curve:
@@ -53,13 +56,15 @@ def curve_figure(measure: str, splits: Mapping[str, Curve], best_step: int | Non
             axes.plot([best_step], found[:1], ls="", marker="*", ms=11, color=VERMILION, label=text)
         else:
             axes.plot([], [], color=INK, lw=1, ls=":", label=text)
-    if wide_range(np.concatenate([curve.values for curve in splits.values()])):
+    up_to_one = measure.rpartition(".")[2] in _UP_TO_ONE
+    if not up_to_one and wide_range(np.concatenate([curve.values for curve in splits.values()])):
         axes.set_yscale("log")
     elif measure in TRAINER_VALUES:
         axes.set_ylim(bottom=0)
     name = wording(measure)
     axes.set_title(plain(name if "." in measure else name[:1].upper() + name[1:]), loc="left", fontsize=11)
     axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
     axes.set_ylabel(plain(name.rpartition(": ")[2]) + (" (log scale)" if axes.get_yscale() == "log" else ""))
     axes.legend(fontsize=8.5)
     return fig

@@ -122,6 +122,7 @@ _WORDS = {
     "map": "mAP (IoU 0.5 to 0.95)",
     "map50": "mAP at IoU 0.5",
     "map75": "mAP at IoU 0.75",
+    "recall100": "recall of 100 boxes",
 }
 
 

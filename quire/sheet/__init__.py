@@ -18,6 +18,7 @@ from quire.sheet import (  # noqa: I001  the chapters' own order
     cost,
     convnets,
     evidence,
+    wiring,
     recurrent,
     seq2seq,
     attention,
@@ -77,4 +78,5 @@ __all__ = [
     "transformer",
     "tune",
     "variational",
+    "wiring",
 ]

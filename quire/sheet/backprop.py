@@ -145,6 +145,14 @@ def _(weight_gradient: Code, backpropagate: Code) -> float:
             value = oracle(model(x), target)
             gradients = torch.autograd.grad(value, list(model.parameters()))
             errors.append(gap(result.value, value))
+            # δ^l is the gradient at a^l, layer by layer.
+            before, z = [], x
+            for layer in (layer.linear for layer in dense_layers(model)):
+                before.append(layer(z))
+                z = ACTIVATIONS[activation].function(before[-1]) if len(before) < 3 else before[-1]
+            deltas = torch.autograd.grad(oracle(z, target), before)
+            errors += [gap(a, b) for a, b in zip(result.deltas, deltas, strict=True)]
+            errors.append(gap(result.output, z))
             for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
                 errors.append(gap(result.gradients[name], gradient))
     return worst(*errors)

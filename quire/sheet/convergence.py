@@ -190,6 +190,7 @@ def _(spectrum: Code) -> float:
     hessian = torch.autograd.functional.hessian(energy, flat)
     eigenvalues = torch.linalg.eigvalsh(hessian)
     found = spectrum(model, nn.functional.mse_loss, batches, k=len(flat), probes=4)
+    made_from = found.weights @ found.nodes
     errors = [
         gap(_double(found.largest), eigenvalues[-1]),
         gap(_double(found.smallest), eigenvalues[0]),
@@ -198,6 +199,10 @@ def _(spectrum: Code) -> float:
         # As many steps as parameters: each probe finds every eigenvalue.
         gap(found.nodes.view(4, -1), eigenvalues.expand(4, -1)),
         gap(found.weights.sum(), torch.ones(())),
+        # The density is a distribution, with the mean of what it was made from.
+        require(abs(torch.trapezoid(found.density, found.grid) - 1) < 1e-3),
+        require(abs(torch.trapezoid(found.density * found.grid, found.grid) - made_from) < 1e-3),
+        require(found.size == len(flat)),
     ]
     # Fewer steps and an estimated trace: the ends still, within the bound that is given.
     rough = spectrum(model, nn.functional.mse_loss, batches, k=2, probes=5)

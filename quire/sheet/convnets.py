@@ -318,7 +318,8 @@ def _resnext(*builders: Code) -> float:
         errors.append(_compared(build, layers, published))
         block = build(layers=(1,), width=0.125, small=True).double().eval().layer1[0]
         x = torch.randn(1, block.conv1.in_channels, 4, 4, dtype=torch.float64)
-        errors.append(gap(block.residual(x), _sum_of_paths(block, x, groups)))
+        errors.append(require(block.conv2.groups == groups))
+        errors.append(gap(block.residual(x), _sum_of_paths(block, x, block.conv2.groups)))
     return worst(*errors)
 
 

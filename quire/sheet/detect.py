@@ -198,6 +198,8 @@ def _defaults(default_boxes: Code, default_scales: Code) -> float:
 
 def _threshold_only(defaults: Tensor, truth: Tensor, threshold: float = 0.5) -> Tensor:
     """Leaves out the first step, so a true box that no default box covers well is never learned."""
+    if not len(truth):
+        return torch.full((len(defaults),), -1)
     best, index = B.iou_matrix(defaults, truth).max(1)
     return torch.where(best >= threshold, index, -1)
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from sklearn import model_selection
 from sklearn.linear_model import LinearRegression
-from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
+from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.preprocessing import PolynomialFeatures
 from torch import Tensor
 
@@ -183,11 +184,13 @@ def _(k_fold: Callable[..., Any], cross_validate: Callable[..., Any]) -> float:
     errors.append(require(mine == peer_counts))
     x = torch.randn(31, 3).double()
     target = x @ torch.randn(3).double() + torch.randn(31).double()
-    scores = cross_validate(_fit(1), x, target, folds=4).validation
-    expected = cross_val_score(
-        LinearRegression(), x.numpy(), target.numpy(), cv=KFold(4), scoring="neg_mean_squared_error"
-    )
-    return worst(*errors, gap(scores, -expected))
+    scores = cross_validate(_fit(1), x, target, folds=4)
+    expected = model_selection.cross_validate(
+        LinearRegression(), x.numpy(), target.numpy(), cv=KFold(4), scoring="neg_mean_squared_error",
+        return_train_score=True,
+    )  # fmt: skip
+    both = gap(scores.validation, -expected["test_score"]), gap(scores.train, -expected["train_score"])
+    return worst(*errors, *both)
 
 
 # Polynomials ----------------------------------------------------------------------------------
@@ -228,8 +231,8 @@ def _degree_picture() -> Figure:
     wrong=(
         lambda x, degree: torch.stack([x**j for j in range(1, degree + 2)], 1),  # no constant
         lambda x, y, degree: generalise.fit_polynomial(x, y, max(degree - 1, 0)),
-        lambda x, y, degrees, generator: generalise.DegreeCurve(
-            tuple(degrees), torch.ones(len(degrees), 5), torch.ones(len(degrees), 5)
+        lambda x, y, degrees, folds=5, generator=None: generalise.DegreeCurve(
+            tuple(degrees), torch.ones(len(degrees), folds), torch.ones(len(degrees), folds)
         ),
     ),
     tolerance=1e-8,
@@ -247,5 +250,20 @@ def _(features: Callable[..., Tensor], fit: Callable[..., Any], curve_of: Callab
     curve = curve_of(x, y, range(8), generator=torch.Generator().manual_seed(0))
     # Each degree contains the one below, so that the training error of a fold never rises.
     errors.append(float((curve.train[1:] - curve.train[:-1]).max().clamp(min=0)))
+    # With as many folds as rows the order of the rows does not matter: all rows but one, then that one.
+    for degree in (1, 4):
+        alone, others = [], []
+        for row in range(len(x)):
+            rest = np.delete(np.arange(len(x)), row)
+            own = np.polynomial.Polynomial.fit(x.numpy()[rest], y.numpy()[rest], degree)
+            squared = np.square(own(x.numpy()) - y.numpy())
+            alone.append(squared[row])
+            others.append(squared[rest].mean())
+        single = curve_of(x, y, (degree,), folds=len(x), generator=torch.Generator().manual_seed(1))
+        errors.append(require(single.degrees == (degree,)))
+        for found, wanted in ((single.validation, alone), (single.train, others)):
+            errors.append(
+                gap(found[0].sort().values, torch.tensor(wanted, dtype=torch.float64).sort().values)
+            )
     # sin(3x) on [−1, 1] is nearly a cubic: a line misses it, and more bends than 5 find only noise.
     return worst(*errors, require(3 <= curve.best <= 5))

@@ -220,7 +220,7 @@ def _finds_nothing(function: Code, low: Any, high: Any, **_: Any) -> Violation |
     r"\Rightarrow \lambda x + (1-\lambda) x' \in \mathcal{X}, \qquad \lambda \in [0, 1]",
     code=(convexity_violation, convex_set_violation),
     wrong=(_finds_nothing, _finds_nothing),
-    tolerance=0.0,
+    tolerance=1e-12,
 )
 def _convexity(function_check: Code, set_check: Code) -> float:
     low, high = torch.full((3,), -4.0).double(), torch.full((3,), 4.0).double()
@@ -240,9 +240,11 @@ def _convexity(function_check: Code, set_check: Code) -> float:
     ring = set_check(lambda v: v.norm(dim=-1) > 3, low, high)
     if ring is None:
         return math.inf
-    x, other, weight, _ = ring
-    between = (weight * x + (1 - weight) * other).norm()
-    errors.append(require(x.norm() > 3 and other.norm() > 3 and between <= 3))
+    x, other, weight, depth = ring
+    between = weight * x + (1 - weight) * other
+    errors.append(require(x.norm() > 3 and other.norm() > 3 and between.norm() <= 3 and 0 <= weight <= 1))
+    errors.append(require((torch.stack([x, other]).abs() <= 4).all()))  # of the box that was searched
+    errors.append(gap(depth, min((between - x).norm(), (between - other).norm())))
     return worst(*errors)
 
 

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from quire.data.batch import Batch
 from quire.functional import measures as M
+from quire.nn.heads import IGNORE
 from quire.sheet.registry import entry, gap, require, worst
+from quire.tasks.language import LanguageModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -256,6 +259,70 @@ def _average_precision(area: Code) -> float:
     # By hand: the two positives stand at ranks 1 and 3, so AP = (1/1 + 2/3) / 2.
     ranked = area(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 1, 0]))
     return worst(gap(area(scores, target), expected), gap(ranked, _number(5 / 6)))
+
+
+class _Words(nn.Module):
+    """A bigram model: the logits of the next word are a row for each word."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(2 * torch.randn(words, words, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table[tokens]
+
+
+def _mean_of_batches(model: nn.Module) -> LanguageModel:
+    """Averages the means of batches, however many tokens each of them had."""
+    task = LanguageModel(model)
+    honest = task.tally
+
+    def tally(batch: Batch) -> dict[str, Tensor]:
+        found = honest(batch)
+        return {name: value / found["tokens"].clamp(min=1) for name, value in found.items()}
+
+    task.tally = tally  # type: ignore[method-assign]
+    return task
+
+
+@entry(
+    "measure/perplexity",
+    "Perplexity of a text that is read in batches",
+    r"\mathrm{PPL} = \exp\Big(-\frac{\sum_b \sum_{n \in b} \log p(x_n \mid x_{<n})}{\sum_b |b|}\Big), \qquad "
+    r"p = 1/V \text{ everywhere}: \mathrm{PPL} = V",
+    code=LanguageModel,
+    wrong=_mean_of_batches,
+    tolerance=1e-6,  # judged in float32
+)
+def _perplexity(task_of: Code) -> float:
+    words = 7
+    task = task_of(_Words(words))
+    inputs, target = torch.randint(0, words, (2, 9, 5))
+    target[torch.rand(9, 5) < 0.3] = IGNORE
+    target[0] = IGNORE  # a row that says nothing
+    product, count, right = 1.0, 0, 0
+    for row, wanted in zip(inputs.flatten().tolist(), target.flatten().tolist(), strict=True):
+        if wanted != IGNORE:
+            chances = task.model.table[row].softmax(0).tolist()
+            product, count, right = (
+                product * chances[wanted],
+                count + 1,
+                right + (max(chances) == chances[wanted]),
+            )
+    whole = Batch({"inputs": inputs, "target": target}, torch.arange(9))
+    errors = []
+    for parts in ([whole], whole.split(3), whole.split(9)):
+        tallies = [task.tally(part) for part in parts]
+        found = task.measures({name: sum(tally[name] for tally in tallies) for name in tallies[0]})
+        errors += [
+            gap(_number(found["perplexity"]), _number(product ** (-1 / count))),
+            gap(_number(found["bits_per_token"]), _number(-math.log2(product) / count)),
+            gap(_number(found["accuracy"]), _number(right / count)),
+        ]
+    with torch.no_grad():
+        task.model.table.zero_()
+    even = task.measures(task.tally(whole))
+    return worst(*errors, gap(_number(even["perplexity"]), _number(float(words))))
 
 
 def _regression(measure: Code, name: str) -> float:

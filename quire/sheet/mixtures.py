@@ -135,6 +135,7 @@ def _mixture(log_densities: Code, responsibilities: Code, sums: Code, update: Co
                 gap(new.weights, torch.tensor(peer.weights_)),
                 gap(new.means, torch.tensor(peer.means_)),
                 gap(torch.tensor(_as_peer(new.covariances, kind)), torch.tensor(peer.covariances_)),
+                gap(torch.tensor(_as_peer(new.factors, kind)), torch.tensor(peer.precisions_cholesky_)),
             ]
             peer.weights_, peer.means_ = mixture.weights.numpy(), mixture.means.numpy()
             peer.precisions_cholesky_ = _as_peer(mixture.factors, kind)

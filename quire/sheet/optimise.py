@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,11 +140,19 @@ def _(step: Callable[..., Any], effective: Callable[[float, float], float]) -> f
 
 
 def _uncorrected_adam(
-    w: list[Tensor], g: list[Tensor], m: list[Tensor], s: list[Tensor], step: int, step_size: float
+    w: list[Tensor],
+    g: list[Tensor],
+    m: list[Tensor],
+    s: list[Tensor],
+    step: int,
+    step_size: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    m = [0.9 * old + 0.1 * new for old, new in zip(m, g, strict=True)]
-    s = [0.999 * old + 0.001 * new**2 for old, new in zip(s, g, strict=True)]
-    moves = [step_size * a / (b.sqrt() + 1e-8) for a, b in zip(m, s, strict=True)]
+    m = [beta1 * old + (1 - beta1) * new for old, new in zip(m, g, strict=True)]
+    s = [beta2 * old + (1 - beta2) * new**2 for old, new in zip(s, g, strict=True)]
+    moves = [step_size * a / (b.sqrt() + eps) for a, b in zip(m, s, strict=True)]
     return [old - move for old, move in zip(w, moves, strict=True)], m, s
 
 
@@ -172,7 +181,14 @@ def _with_adam(
     tolerance=1e-11,
 )
 def _(adam: Callable[..., Any]) -> float:
-    return _against(_with_adam(adam), lambda p: torch.optim.Adam(p, lr=ETA))
+    others = {"beta1": 0.7, "beta2": 0.95, "eps": 0.1}
+    return worst(
+        _against(_with_adam(adam), lambda p: torch.optim.Adam(p, lr=ETA)),
+        _against(
+            _with_adam(partial(adam, **others)),
+            lambda p: torch.optim.Adam(p, lr=ETA, betas=(0.7, 0.95), eps=0.1),
+        ),
+    )
 
 
 @entry(

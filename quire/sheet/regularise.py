@@ -173,7 +173,9 @@ def _(
     ):
         picks = chosen(result, candidates)
         errors += [require((picks.sum(1) == 1).all()), standard_errors(picks, 1 / len(candidates))]
-    holes = (cut(x, 3) == 0).all(1)  # (N, H, W)
+    remains = cut(x, 3)
+    holes = (remains == 0).all(1)  # (N, H, W)
+    errors.append(require(torch.equal(remains, x.masked_fill(holes[:, None], 0.0))))
     rows, columns = holes.any(2), holes.any(1)
     rectangle = rows[:, :, None] & columns[:, None, :]
     # A centre in a corner leaves 2×2 of the 3×3 square inside.
@@ -350,6 +352,8 @@ def _(
     net[1].weight.data = weight
     seen = ensemble(net, x, 500)
     errors.append(require(((seen.mean - weight @ x).abs() < 4 * seen.standard_error).all()))
+    spread = (probability @ (outputs / (1 - rate) - weight @ x).square()).sqrt()  # of all masks
+    errors.append(require(seen.samples == 500 and ((seen.std / spread - 1).abs() < 0.2).all()))
     return worst(*errors)
 
 
@@ -379,6 +383,8 @@ def _(variance_of: Callable[..., float], bootstrap: Callable[..., Tensor]) -> fl
     rows = bootstrap(50, 400)
     distinct = torch.tensor([len(member.unique()) / 50 for member in rows])
     errors.append(require(rows.shape == (400, 50) and standard_errors(distinct, 1 - (1 - 1 / 50) ** 50) < 4))
+    times = torch.stack([(rows == row).sum(1) for row in range(50)], 1).double()  # each row once on average
+    errors.append(require(times.sum() == rows.numel() and standard_errors(times, 1.0) < 4))
     return worst(*errors)
 
 

@@ -274,6 +274,50 @@ def _greedy(decode: Code) -> float:
     return worst(*errors)
 
 
+def _times_temperature(
+    model: Any, source: Tensor, *, max_length: int, temperature: float, generator: Any = None
+) -> T.Decoded:
+    """p^τ in the place of p^(1/τ)."""
+    other = 1 / max(temperature, 1e-9)
+    return T.decode(model, source, max_length=max_length, temperature=other, generator=generator)
+
+
+@entry(
+    "seq2seq/temperature",
+    "Decoding by draws at a temperature",
+    r"\hat y_l \sim p_\tau(v) \propto p(v \mid \hat y_1, \ldots, \hat y_{l-1}, x)^{1/\tau}, \qquad "
+    r"P(\hat y) = \prod_l p_\tau(\hat y_l), \qquad \tau = 0: \text{ greedy}",
+    code=T.decode,
+    wrong=_times_temperature,
+    tolerance=4.5,  # in standard errors, of the largest of some sixty shares
+)
+@torch.no_grad()
+def _draws(decode: Code) -> float:
+    count, length, tau = 20_000, 3, 0.6
+    model, source = _model(sharpness=2.0), _sources(1)
+    sequences = _sequences(length)
+    chances = []
+    for tokens in sequences:  # each token's chance is p^(1/τ), made to sum to 1 at its own place
+        chance = 1.0
+        for place, token in enumerate(tokens):
+            powers = model(source, torch.tensor([[BEGIN, *tokens[:place]]]))[0, -1].softmax(-1) ** (1 / tau)
+            chance *= (powers[token] / powers.sum()).item()
+        chances.append(chance)
+    generator = torch.Generator().manual_seed(0)
+    found = decode(model, source.expand(count, -1), max_length=length, temperature=tau, generator=generator)
+    drawn = [tuple(row) for row in T.unpad(found.tokens, END, keep=True)]
+    total = _by_hand(model, source[0], length)
+    errors = [gap(found.log_probability[:50], [total[tokens] for tokens in drawn[:50]]) / TOLERANCE]
+    errors.append(require(abs(sum(chances) - 1) < 1e-9))
+    for tokens, chance in zip(sequences, chances, strict=True):
+        spread = math.sqrt(max(chance * (1 - chance), 1 / count) / count)
+        errors.append(abs(drawn.count(tokens) / count - chance) / spread)
+    for frozen in (0.0, 1e-3):
+        (cold,) = T.unpad(decode(model, source, max_length=5, temperature=frozen).tokens, END, keep=True)
+        errors.append(require(cold == _greedy_by_hand(model, source[0], 5)[0]))
+    return worst(*errors)
+
+
 def _greedy_in_disguise(
     model: Any, source: Tensor, *, max_length: int, beams: int = 1, length_penalty: float = 0.0
 ) -> T.Decoded:

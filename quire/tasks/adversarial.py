@@ -36,14 +36,11 @@ from quire.models.conditional import Labels, asked_classes
 from quire.models.gan import Discriminator, Generator
 from quire.models.registry import build_model, model_spec
 from quire.nn.images import ImageInputs
-from quire.options import Optim
 from quire.tasks.generating import check_asked, in_parts, label_of
+from quire.tasks.parts import build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 GeneratorLoss = Literal["non-saturating", "min-max"]
-
-ADVERSARIAL_OPTIM = Optim(lr=2e-4, beta1=0.5)
-"""Gradients that the other player turns around want a short memory (Radford, Metz and Chintala, 2016)."""
 
 NOISE = "noise"
 DIRECTIONS = 64
@@ -318,7 +315,7 @@ class Adversarial(Task):
             "loss": self.loss,
             "discriminator_steps": self.turns["generator"],
             "step_factors": self.step_factors,
-            "inputs": self.inputs.spec() if self.inputs is not None else None,
+            "inputs": inputs_spec(self.inputs),
         }
 
     @classmethod
@@ -332,5 +329,5 @@ class Adversarial(Task):
         return cls(
             generator, discriminator, loss=spec["loss"], discriminator_steps=spec["discriminator_steps"],
             step_factors=spec["step_factors"],
-            inputs=ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None,
+            inputs=build_inputs(spec),
         )  # fmt: skip

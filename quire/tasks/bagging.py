@@ -26,6 +26,7 @@ from quire.errors import InputError
 from quire.models.ensemble import MLPEnsemble
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, Heteroscedastic, Regression, build_head
+from quire.tasks.parts import rows_for_noise
 from quire.tasks.supervised import engine_loss
 from quire.train.sums import add_to
 from quire.train.task import TASKS, Explicit, Task, Weight
@@ -107,13 +108,12 @@ class Bagging(Task):
     def finish(self, data: Data, validation: Data | None) -> None:
         """Judge on out-of-bag rows, and take the noise of a squared-error head from them: the mean of
         (error² − spread²), so that noise and spread together explain the error. Without bootstrap the
-        validation rows serve, or the training rows if there are fewer than 30."""
+        validation rows serve, or the training rows if those are too few."""
         estimates_noise = isinstance(self.head, Gaussian) and self.head.loss == "squared"
         if estimates_noise:
-            source = validation if validation is not None and len(validation) >= 30 else data
             excess, count = self._excess(data, out_of_bag=True)
             if count < 2:
-                excess, count = self._excess(source, out_of_bag=False)
+                excess, count = self._excess(rows_for_noise(data, validation), out_of_bag=False)
             assert isinstance(self.head, Gaussian)
             self.head.set_noise((excess / max(count, 1)).clamp_min(0.0))
         tallies: dict[str, Tensor] = {}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.data.batch import Batch, Data, TensorData, in_order
-from quire.errors import InputError, unknown_name
+from quire.errors import unknown_name
 from quire.functional.components import (
     ACCURACY,
     align_signs,
@@ -38,6 +38,8 @@ from quire.functional.components import (
 from quire.functional.scatter import HEAD_ROWS, View, first_view, moments, power_sums
 from quire.functional.threads import one_thread
 from quire.options import check
+from quire.tasks.on_host import OnHost, gathered
+from quire.tasks.parts import require_features
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
 
@@ -58,8 +60,8 @@ def choose_solver(rows: int, features: int, components: int | float | None) -> S
     return "randomised" if few and not tall and max(rows, features) > 500 else "exact"
 
 
-class _Control(NamedTuple):
-    """Buffers that decide what is done, where the host sees them."""
+class Control(NamedTuple):
+    """What the next sweep depends on beside tensors."""
 
     stage: int
     single: bool
@@ -114,7 +116,8 @@ class PrincipalComponents(StatisticsTask):
         check(least, "power_iterations", power_iterations, "a number >= 0, or None to choose one")
         self.features, self.wanted, self.solver = features, components, solver
         self.oversamples, self.power_iterations = oversamples, power_iterations
-        self._known: _Control | None = _Control(SCATTER, False, 0)
+        self._control = OnHost(self._gather, self._read)
+        self._control.known = Control(SCATTER, single=False, rows=0)
         none, zero = torch.zeros(0, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for name in ("shift", "mean"):
             self.register_buffer(name, none.new_zeros(features))
@@ -146,12 +149,7 @@ class PrincipalComponents(StatisticsTask):
         """Choose the first sweep's coordinates; `draw` is asked for the random directions, if any."""
         rows, features = len(data), self.features
         head = as_rows(first_rows(data).inputs)
-        if head.shape[1] != features:
-            raise InputError(
-                f"rows of {head.shape[1]} numbers",
-                expected=f"{features}, which the task was made for",
-                fix=f"make it with features={head.shape[1]}",
-            )
+        require_features(head.shape[1], features)
         if isinstance(self.wanted, int):
             check_components(self.wanted, (rows, features))
         solver = self.solver
@@ -190,14 +188,13 @@ class PrincipalComponents(StatisticsTask):
             directions = mixed.mT - torch.outer(total / rows, directions.sum(0))
         self._look(View(view.shift, orthonormal_rows(directions.mT), None, view.precision), iterations)
 
-    def _control(self) -> _Control:
-        """What the next sweep depends on beside tensors; a GPU is asked for it only where nobody knows."""
-        if self._known is None:
-            stage, single, count = torch.stack(
-                [self.stage.double(), self.single.double(), self.count]
-            ).tolist()
-            self._known = _Control(int(stage), bool(single), int(count))
-        return self._known
+    def _gather(self) -> Tensor:
+        return gathered(self.stage, self.single, self.count)
+
+    @staticmethod
+    def _read(numbers: list[float]) -> Control:
+        stage, single, count = numbers
+        return Control(int(stage), bool(single), int(count))
 
     def _view(self) -> View:
         basis = self.basis if len(self.basis) else None
@@ -212,7 +209,7 @@ class PrincipalComponents(StatisticsTask):
         single = view.precision != torch.float64
         self.stage.fill_(stage)
         self.single.fill_(single)
-        self._known = self._control()._replace(stage=stage, single=single)
+        self._control.known = self._control()._replace(stage=stage, single=single)
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         inputs = as_rows(batch.inputs)
@@ -267,7 +264,7 @@ class PrincipalComponents(StatisticsTask):
         return Swept(self._loss(), done)
 
     def _counted(self, count: Tensor) -> None:
-        self._known = self._control()._replace(rows=int(count))
+        self._control.known = self._control()._replace(rows=int(count))
 
     def _rank(self) -> int:
         return min(self._control().rows, self.features)
@@ -355,9 +352,9 @@ class PrincipalComponents(StatisticsTask):
     # -- Saving --------------------------------------------------------------------------------
 
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        self._known = None
         adopt_lengths(self, state, prefix)
         super()._load_from_state_dict(state, prefix, *rest)
+        self._control.forget()
 
     def spec(self) -> dict[str, Any]:
         return {

@@ -34,6 +34,7 @@ from quire.functional.detect import leave_out_crowds, match_boxes, multibox_part
 from quire.functional.suppression import read_detections
 from quire.models.registry import build_model, model_spec
 from quire.nn.images import Augmentation, ImageInputs
+from quire.tasks.parts import as_weight, build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 MATCHED = "target.matched"
@@ -182,8 +183,7 @@ class Detection(Task):
 
     def weigh(self, batch: Batch) -> dict[str, Weight]:
         """How many default boxes are matched, for both terms."""
-        count = (self.match(batch) >= 0).sum(dtype=torch.float64)
-        weight: Weight = count if count.is_cuda else count.item()
+        weight = as_weight((self.match(batch) >= 0).sum(dtype=torch.float64))
         return {"classes": weight, "boxes": weight}
 
     def output(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,12 +306,12 @@ class Detection(Task):
             "scales": dict(self.scales),
             "step_factors": self.step_factors,
             "frozen": self.frozen,
-            "inputs": self.inputs.spec() if self.inputs is not None else None,
+            "inputs": inputs_spec(self.inputs),
         }
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
-        inputs = ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None
+        inputs = build_inputs(spec)
         return cls(
             build_model(spec["model"]), DetectionRules(**spec["rules"]), spec["scales"], spec["step_factors"],
             frozen=spec.get("frozen"), inputs=inputs,

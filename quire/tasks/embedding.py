@@ -37,6 +37,7 @@ from quire.nn.heads import IGNORE, Categorical
 from quire.nn.images import ImageInputs
 from quire.nn.views import Views, build_views
 from quire.options import check, check_range
+from quire.tasks.parts import as_weight, build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 OTHER = "other"
@@ -99,7 +100,7 @@ class Embedding(Task):
 
     couples_samples: ClassVar[bool] = True
     higher_is_better: ClassVar[frozenset[str]] = frozenset(
-        {"accuracy", "f1", "precision_at_1", "precision_at_k"}
+        {"accuracy", "precision", "recall", "f1", "precision_at_1", "precision_at_k"}
     )
     reference_inputs: Tensor
     reference_target: Tensor
@@ -189,8 +190,7 @@ class Embedding(Task):
         """Rows, or those whose class is known where classes are compared."""
         if self.rules.loss == "info_nce" or batch.complete:
             return {self.rules.loss: float(len(batch))}
-        count = (batch.target >= 0).sum()
-        return {self.rules.loss: count if count.is_cuda else count.item()}
+        return {self.rules.loss: as_weight((batch.target >= 0).sum())}
 
     def represent(self, batch: Batch) -> Tensor:
         """Both views of each row, (B, 2, P)."""
@@ -300,7 +300,7 @@ class Embedding(Task):
             "references": len(self.reference_rows),
             "views": self.views.spec(),
             "rules": asdict(self.rules),
-            "inputs": self.inputs.spec() if self.inputs is not None else None,
+            "inputs": inputs_spec(self.inputs),
         }
 
     @classmethod
@@ -308,7 +308,7 @@ class Embedding(Task):
         model = build_model(spec["model"])
         if not isinstance(model, EmbeddingNet):
             raise InputError(f"an embedding by {type(model).__name__}", expected="an embedding network")
-        inputs = ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None
+        inputs = build_inputs(spec)
         count, kind = spec["references"], torch.float32 if inputs is None else torch.uint8
         references = References(
             torch.zeros(count, *model.config.shape, dtype=kind),

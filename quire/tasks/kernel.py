@@ -26,6 +26,7 @@ from quire.errors import InputError
 from quire.models.nadaraya_watson import NadarayaWatson
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, build_head
+from quire.tasks.parts import as_weight, rows_for_noise
 from quire.train.evaluate import evaluation_batch
 from quire.train.sums import add_up
 from quire.train.task import TASKS, Task, Weight
@@ -33,8 +34,6 @@ from quire.train.task import TASKS, Task, Weight
 OWN = "own"
 """The field with the number of a remembered row."""
 TERM = "target"
-ENOUGH = 30
-"""Validation rows from which the noise can be estimated."""
 
 
 @final
@@ -68,8 +67,7 @@ class LeaveOneOut(Task):
     # -- Loss ----------------------------------------------------------------------------------
 
     def weigh(self, batch: Batch) -> dict[str, Weight]:
-        weight = float(len(batch)) if batch.complete else self.head.weigh(batch.target)
-        return {TERM: weight if isinstance(weight, float) or weight.is_cuda else weight.item()}
+        return {TERM: float(len(batch)) if batch.complete else as_weight(self.head.weigh(batch.target))}
 
     def output(self, batch: Batch) -> Tensor:
         """What the head reads: of remembered rows from the others, of new ones from all."""
@@ -114,7 +112,7 @@ class LeaveOneOut(Task):
         training rows, each left out, where there are too few."""
         if not isinstance(self.head, Gaussian) or self.head.loss != "squared":
             return
-        source = validation if validation is not None and len(validation) >= ENOUGH else data
+        source = rows_for_noise(data, validation)
         parts = source.batches(torch.arange(len(source)), evaluation_batch(self, source))
         tallies = add_up(self.tally(batch.to(self.device)) for batch in parts)
         self.head.set_noise(tallies["error_squared"] / tallies["count"])

@@ -22,7 +22,9 @@ from quire.data.batch import Batch
 from quire.errors import InputError, unknown_name
 from quire.functional.linear_loss import linear_cross_entropy
 from quire.models.registry import build_model, model_spec
+from quire.nn.head import full_precision
 from quire.nn.heads import IGNORE
+from quire.tasks.parts import as_weight
 from quire.train.task import TASKS, Task, Weight
 
 CHUNK_NUMBERS = 2**24
@@ -67,8 +69,7 @@ class LanguageModel(Task):
     def weigh(self, batch: Batch) -> dict[str, Weight]:
         if batch.complete:
             return {"target": float(batch.target.numel())}
-        count = (batch.target != IGNORE).sum()
-        return {"target": count if count.is_cuda else float(count)}
+        return {"target": as_weight((batch.target != IGNORE).sum())}
 
     def terms(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
         if "begin" in batch.fields:
@@ -168,6 +169,5 @@ class LanguageModel(Task):
 
 def cross_entropy_sum(logits: Tensor, target: Tensor) -> Tensor:
     """−log softmax(logits)_target over all tokens that are not ignored, in float32 at least."""
-    rows = logits.flatten(0, -2)
-    rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+    rows = full_precision(logits.flatten(0, -2))
     return F.cross_entropy(rows, target.flatten(), ignore_index=IGNORE, reduction="sum")

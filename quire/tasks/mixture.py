@@ -11,23 +11,14 @@ together have mean 0 and covariance 1; `mixture()` gives them in the rows' own.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal, NamedTuple, final, get_args
+from typing import Any, NamedTuple, final, get_args
 
 import torch
 from torch import Tensor
 
-from quire.data.batch import Batch, Data, in_order
-from quire.errors import DataError, InputError, unknown_name
-from quire.functional.clusters import centre_update, kmeans_plusplus, random_rows
-from quire.functional.mixture_sweeps import (
-    Backend,
-    Frame,
-    cancellation,
-    frame_of,
-    mixture_sweep,
-    product_moments,
-    takes_kernels,
-)
+from quire.data.batch import Batch, Data
+from quire.errors import InputError, unknown_name
+from quire.functional.mixture_sweeps import Backend, Frame, cancellation, mixture_sweep, takes_kernels
 from quire.functional.mixtures import (
     Mixture,
     Moments,
@@ -39,24 +30,21 @@ from quire.functional.mixtures import (
     mixture_update,
     sample_mixture,
 )
-from quire.functional.nearest import cluster_sums, nearest_centres
 from quire.functional.threads import one_thread
 from quire.models.conditional import Labels, asked_classes
+from quire.options import check_range
 from quire.tasks.generating import check_asked
+from quire.tasks.mixture_start import Start, first_mixtures, whitening_frame
+from quire.tasks.on_host import OnHost, gathered
+from quire.tasks.parts import require_features
 from quire.train.statistics import StatisticsTask, Swept, as_rows
-from quire.train.sums import add_to
 from quire.train.task import TASKS, Weight
 
-Start = Literal["kmeans", "k-means++", "random", "random_from_data"]
-SAMPLE_ROWS = 2**17
-"""Rows that centres are chosen from."""
-ROUNDS, SETTLED = 100, 1e-4
-"""K-means ends after so many rounds, or when the centres move by less than this part of the variance."""
 CHUNK_NUMBERS = 2**22
 """Differences x − μ that are held at once; more on a GPU, which they should keep busy."""
 
 
-class _Control(NamedTuple):
+class Control(NamedTuple):
     """What the course of things depends on, as numbers."""
 
     positive: bool
@@ -68,9 +56,11 @@ class _Control(NamedTuple):
     """The starts that go on, or all if none does."""
 
 
-class _Fixed(NamedTuple):
+class OfFrame(NamedTuple):
+    """What follows from the frame alone."""
+
     state: tuple[int, int]
-    """Of the frame that it follows from."""
+    """Of the frame's memory when this was computed."""
     floor: Tensor
     """What `reg_covar` adds to the covariances in the frame."""
     log_determinant: Tensor
@@ -99,15 +89,10 @@ class MixtureTask(StatisticsTask):
         super().__init__()
         if init not in get_args(Start):
             raise unknown_name("start", init, get_args(Start))
-        for name, value, least in (
-            ("features", features, 1), ("components", components, 1), ("starts", starts, 1),
-            ("tol", tol, 0), ("reg_covar", reg_covar, 0),
-        ):  # fmt: skip
-            if not value >= least:
-                raise InputError(f"{name} {value}", expected=f"{name} >= {least}")
         self.features, self.components, self.starts = features, components, starts
         self.covariance_type, self.init = covariance_type, init
         self.tol, self.reg_covar, self.backend = tol, reg_covar, backend
+        check_range(self, "", features=">= 1", components=">= 1", starts=">= 1", tol=">= 0", reg_covar=">= 0")
         shape = covariance_shape(covariance_type, components, features)
         scale = shape[1:] if covariance_type != "tied" else (features, features)
 
@@ -128,8 +113,8 @@ class MixtureTask(StatisticsTask):
         add("cancels")
         self.trace: list[list[float]] = []
         """The mean log-likelihoods of all starts, sweep by sweep; −∞ before a start's first."""
-        self._known: _Control | None = None
-        self._of_frame: _Fixed | None = None
+        self._control = OnHost(self._gather, self._read)
+        self._known_of_frame: OfFrame | None = None
 
     weights: Tensor
     means: Tensor
@@ -177,44 +162,8 @@ class MixtureTask(StatisticsTask):
                 fix="ask for fewer components",
             )
         self.fit_frame(data)
-        device = self.shift.device
-        about = torch.zeros_like(self.means)
-        centres: Tensor | None = None
-        if self.init != "random":
-            rows = torch.randperm(len(data), generator=generator, device=generator.device)[:SAMPLE_ROWS]
-            sample = as_rows(data.take(rows.sort().values.cpu()).inputs).to(device)
-            centres = choose_centres(sample, self.components, self.starts, self.init, generator)
-            about = self.frame.enter(centres)
-        totals: dict[str, Tensor] = {}
-        like = self._state()
-        for batch in in_order(data):
-            for x in as_rows(batch.inputs).to(device).split(max(1, CHUNK_NUMBERS // self.features**2)):
-                if centres is None:
-                    moments = product_moments(
-                        self.frame.enter(x.double()), self._draw(len(x), generator), like
-                    )
-                else:
-                    moments = self._nearest_moments(x, centres, about)
-                add_to(totals, moments._asdict())
-        self.begin(mixture_update(Moments(**totals), like, about, self._floor()))
-
-    def _draw(self, rows: int, generator: torch.Generator) -> Tensor:
-        """Random responsibilities (R, B, K)."""
-        shape = (self.starts, rows, self.components)
-        drawn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
-        return drawn / drawn.sum(-1, keepdim=True)
-
-    def _nearest_moments(self, x: Tensor, centres: Tensor, about: Tensor) -> Moments:
-        """Moments of rows that belong to the nearest centre alone, about these (R, K, D): exact however small
-        clusters are beside their distances."""
-        found = []
-        inside = self.frame.enter(x.double())
-        for r in range(self.starts):
-            nearest = nearest_centres(x, centres[r])
-            share = torch.nn.functional.one_hot(nearest, self.components).double()
-            like = Mixture(*(tensor[r] for tensor in self._state()))
-            found.append(product_moments(inside - about[r][nearest], share, like))
-        return Moments(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+        floor = self._of_frame().floor
+        self.begin(first_mixtures(data, self.frame, self._state(), self.init, generator, floor))
 
     def begin(self, mixture: Mixture) -> None:
         """Stand at these parameters, (R, …) in the frame, as at the beginning of a run."""
@@ -227,31 +176,13 @@ class MixtureTask(StatisticsTask):
         self.best.zero_()
         self.cancels.copy_(cancellation(mixture))
         self.trace = []
-        self._known = None
+        self._control.forget()
 
     @torch.no_grad()
     def fit_frame(self, data: Data) -> None:
         """Take the coordinates in which all rows together have mean 0 and covariance 1."""
-        provisional: Tensor | None = None
-        totals: dict[str, Tensor] = {}
-        for batch in in_order(data):
-            for part in (
-                as_rows(batch.inputs).to(self.shift.device).split(max(1, CHUNK_NUMBERS // self.features))
-            ):
-                x = part.double()
-                provisional = x.mean(0) if provisional is None else provisional
-                x = x - provisional
-                add_to(totals, {"first": x.sum(0), "second": x.mT @ x})
-        assert provisional is not None
-        mean = totals["first"] / len(data)
-        covariance = totals["second"] / len(data) - mean[:, None] * mean
-        if not bool(covariance.isfinite().all()):
-            raise DataError(
-                "rows with values that are not finite numbers, or too large to be squared",
-                expected="finite numbers below 1e150",
-                fix="remove those rows, or fill in their missing values",
-            )
-        frame = frame_of(mean + provisional, covariance, self.covariance_type, self.reg_covar)
+        frame = whitening_frame(data, self.covariance_type, self.reg_covar, self.shift.device)
+        require_features(len(frame.shift), self.features)
         for name, value in frame._asdict().items():
             getattr(self, name).copy_(value)
 
@@ -275,8 +206,8 @@ class MixtureTask(StatisticsTask):
         like = self._state().map(lambda tensor: tensor[which])
         moments = Moments(totals["counts"], totals["first"], totals["second"])
         shift = torch.where(totals["centred"] > 0, like.means, 0.0)
-        mixture = mixture_update(moments, like, shift, self._floor())
-        bounds = totals["log_likelihood"] / totals["rows"] + self._fixed().log_determinant
+        mixture = mixture_update(moments, like, shift, self._of_frame().floor)
+        bounds = totals["log_likelihood"] / totals["rows"] + self._of_frame().log_determinant
         self.active[which] = (bounds - self.bounds[which]).abs() >= self.tol
         for name, value in mixture._asdict().items():
             getattr(self, name)[which] = value
@@ -284,60 +215,45 @@ class MixtureTask(StatisticsTask):
         self.sweeps[which] += 1
         self.best.copy_(self.bounds.argmax())
         self.cancels.copy_(cancellation(mixture))
-        return self._numbers()
+        return self._gather()
 
     def swept(self, numbers: list[float]) -> Swept:
         """Done when the likelihood of no start changes by `tol`."""
-        self._know(numbers)
-        now = self._control()
+        now = self._control.tell(numbers)
         self._require_positive(now.positive)
         self.trace.append(now.bounds)
         return Swept(-max(now.bounds), not any(now.active))
 
     def course(self, batch: Batch) -> Hashable:
         now = self._control()
-        self._fixed()  # not while it is recorded: it would be part of the record
+        self._of_frame()  # not while it is recorded: it would be part of the record
         x, mixture = as_rows(batch.inputs), self._state()
         if batch.inputs.dtype == torch.float32 and takes_kernels(x, mixture, now.cancels, self.backend):
             return tuple(now.active)
         return None
 
-    def _control(self) -> _Control:
-        """What the course of things depends on. A GPU is waited for once a sweep."""
-        if self._known is None:
-            self._know(self._numbers().tolist())
-        assert self._known is not None
-        return self._known
-
-    def _numbers(self) -> Tensor:
+    def _gather(self) -> Tensor:
         # What is not positive definite has factors that are not finite, and these are in ‖μ_k C_k‖².
-        parts = (self.cancels.isfinite(), self.cancels, self.active, self.bounds)
-        return torch.cat([part.reshape(-1).double() for part in parts])
+        return gathered(self.cancels.isfinite(), self.cancels, self.active, self.bounds)
 
-    def _know(self, numbers: list[float]) -> None:
+    def _read(self, numbers: list[float]) -> Control:
         positive, cancels, *rest = numbers
         active, bounds = [bool(goes) for goes in rest[: self.starts]], rest[self.starts :]
-        before = self._known
+        before = self._control.known
         which: Tensor | slice = slice(None)
         if before is not None and before.active == active:
-            which = before.which
+            which = before.which  # the same memory: what was recorded looks there
         elif any(active) and not all(active):
             which = torch.tensor(active, device=self.device).nonzero()[:, 0]
-        self._known = _Control(bool(positive), cancels, active, bounds, which)
+        return Control(bool(positive), cancels, active, bounds, which)
 
-    def load_state_dict(self, *given: Any, **options: Any) -> Any:
-        self._known = None
-        return super().load_state_dict(*given, **options)
-
-    def _floor(self) -> Tensor:
-        return self._fixed().floor
-
-    def _fixed(self) -> _Fixed:
-        """What follows from the frame alone, computed once and not in every sweep."""
-        state = self.scale.data_ptr(), self.scale._version
-        if self._of_frame is None or self._of_frame.state != state:
-            self._of_frame = _Fixed(state, self.frame.floor(self.reg_covar), self.frame.log_determinant())
-        return self._of_frame
+    def _of_frame(self) -> OfFrame:
+        """Computed once and not in every sweep."""
+        state, known = (self.scale.data_ptr(), self.scale._version), self._known_of_frame
+        if known is None or known.state != state:
+            known = OfFrame(state, self.frame.floor(self.reg_covar), self.frame.log_determinant())
+            self._known_of_frame = known
+        return known
 
     def _require_positive(self, positive: bool) -> None:
         if not positive:
@@ -386,8 +302,7 @@ class MixtureTask(StatisticsTask):
     @torch.no_grad()
     def log_densities(self, x: Tensor) -> Tensor:
         """ln π_k N(x_n; μ_k, Σ_k) of rows (N, D) under the best start, (N, K), computed in float64."""
-        if x.shape[-1] != self.features:
-            raise InputError(f"rows of {x.shape[-1]} features", expected=f"{self.features} features")
+        require_features(x.shape[-1], self.features)
         mixture, frame = self._best(), self.frame
         rows = (8 if x.is_cuda else 1) * CHUNK_NUMBERS // (self.components * self.features)
         # What is exported takes any number of rows, so no number of chunks.
@@ -422,6 +337,12 @@ class MixtureTask(StatisticsTask):
         rows, component = sample_mixture(mixture, count, torch.Generator().manual_seed(seed))
         return mixture.means[component].lerp(rows, temperature).to(self.device)
 
+    # -- Saving --------------------------------------------------------------------------------
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        super()._load_from_state_dict(*given)
+        self._control.forget()
+
     def spec(self) -> dict[str, Any]:
         return {
             "task": "mixture",
@@ -437,26 +358,3 @@ class MixtureTask(StatisticsTask):
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> MixtureTask:
         return cls(**{name: value for name, value in spec.items() if name != "task"})
-
-
-def choose_centres(x: Tensor, components: int, starts: int, init: str, generator: torch.Generator) -> Tensor:
-    """K centres among rows (N, D) for each of R starts, (R, K, D), in float64.
-
-    "random_from_data" takes different rows, "k-means++" rows that are far apart, and "kmeans" moves those
-    until K-means has all but settled.
-    """
-    if init == "random_from_data":
-        return x[random_rows(len(x), components, generator, starts=starts, device=x.device)].double()
-    chosen = x[kmeans_plusplus(x, components, generator, starts=starts)].double()
-    if init == "k-means++":
-        return chosen
-    settled = SETTLED * float(x.double().var(0, correction=0).mean())
-    refined = []
-    for centres in chosen:
-        for _ in range(ROUNDS):
-            sums = cluster_sums(x, centres)
-            centres, before = centre_update(sums.sums, sums.counts), centres
-            if float((centres - before).square().sum()) <= settled:
-                break
-        refined.append(centres)
-    return torch.stack(refined)

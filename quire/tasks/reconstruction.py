@@ -35,6 +35,7 @@ from quire.models.mlp import check_positive_integer
 from quire.models.registry import build_model, model_spec
 from quire.nn.images import ImageInputs
 from quire.options import check, check_range
+from quire.tasks.parts import as_weight, build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 CLEAN, HIDDEN = "clean", "hidden"
@@ -176,8 +177,8 @@ class Reconstruction(Task):
         hidden = self._hidden(batch)
         weight: Weight = float(len(batch) * math.prod(self.shape))
         if hidden is not None:
-            count = hidden.sum(dtype=torch.float64) * (self.shape[0] if len(self.shape) == 3 else 1)
-            weight = count if count.is_cuda else count.item()
+            channels = self.shape[0] if len(self.shape) == 3 else 1
+            weight = as_weight(hidden.sum(dtype=torch.float64) * channels)
         return {name: weight for name in ("reconstruction", *self.scales)}
 
     def _run(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -311,7 +312,7 @@ class Reconstruction(Task):
             "task": "reconstruction",
             "model": model_spec(self.model),
             "rules": asdict(self.rules),
-            "inputs": self.inputs.spec() if self.inputs is not None else None,
+            "inputs": inputs_spec(self.inputs),
         }
 
     @classmethod
@@ -319,7 +320,7 @@ class Reconstruction(Task):
         model = build_model(spec["model"])
         if not isinstance(model, Autoencoder):
             raise InputError(f"a reconstruction by {type(model).__name__}", expected="an autoencoder")
-        inputs = ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None
+        inputs = build_inputs(spec)
         return cls(model, ReconstructionRules(**spec["rules"]), inputs=inputs)
 
 

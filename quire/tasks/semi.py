@@ -36,6 +36,7 @@ from quire.nn.heads import Categorical
 from quire.nn.images import ImageInputs
 from quire.nn.views import Views
 from quire.options import check, check_range
+from quire.tasks.parts import as_weight, build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 LABELLED, LABELS, STRONG = "labelled", "labelled.target", "strong"
@@ -142,8 +143,7 @@ class SemiSupervised(Task):
         rows = float(len(batch))
         labels: Weight = rows
         if LABELLED not in batch.fields and not batch.complete:
-            count = (batch.target >= 0).sum()
-            labels = count if count.is_cuda else count.item()
+            labels = as_weight((batch.target >= 0).sum())
         if self.rules.method == "autoencode":
             return {"target": labels, "autoencode": rows * math.prod(self.model.config.shape)}
         return {"target": labels, "consistency": rows}
@@ -227,7 +227,7 @@ class SemiSupervised(Task):
             "model": model_spec(self.model),
             "classes": self.head.dim,
             "rules": asdict(self.rules),
-            "inputs": self.inputs.spec() if self.inputs is not None else None,
+            "inputs": inputs_spec(self.inputs),
         }
 
     @classmethod
@@ -235,5 +235,5 @@ class SemiSupervised(Task):
         model = build_model(spec["model"])
         if not isinstance(model, Autoencoder | Embedding):
             raise InputError(f"codes by {type(model).__name__}", expected="an Autoencoder or an Embedding")
-        inputs = ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None
+        inputs = build_inputs(spec)
         return cls(model, spec["classes"], SemiSupervisedRules(**spec["rules"]), inputs=inputs)

@@ -26,6 +26,7 @@ from quire.functional.feedforward import one_hot
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, build_head
 from quire.nn.images import Augmentation, ImageInputs
+from quire.tasks.parts import as_weight, build_inputs, inputs_spec, rows_for_noise
 from quire.train.sums import add_up
 from quire.train.task import TASKS, Explicit, Task, Weight
 
@@ -99,9 +100,7 @@ class Supervised(Task):
             weights = {name: float(batch.fields[field].numel()) for name, field in self._fields.items()}
         else:
             for name, head in self.named_heads():
-                weight = head.weigh(batch.fields[self._fields[name]])
-                # On the CPU a number costs less than the tensor arithmetic that would follow.
-                weights[name] = weight if isinstance(weight, float) or weight.is_cuda else weight.item()
+                weights[name] = as_weight(head.weigh(batch.fields[self._fields[name]]))
         if self._has_auxiliaries:
             weights[AUXILIARY] = weights[ALONE]
         return weights
@@ -194,7 +193,7 @@ class Supervised(Task):
         }
         if not estimated:
             return
-        source = validation if validation is not None and len(validation) >= 30 else data
+        source = rows_for_noise(data, validation)
         tallies = add_up(self.tally(batch) for batch in source.batches(torch.arange(len(source)), 1024))
         for name, head in estimated.items():
             head.set_noise(tallies[f"{name}/error_squared"] / tallies[f"{name}/count"])
@@ -226,14 +225,14 @@ class Supervised(Task):
             "scales": dict(self.scales),
             "step_factors": self.step_factors,
             "frozen": self.frozen,
-            "inputs": self.inputs.spec() if self.inputs is not None else None,
+            "inputs": inputs_spec(self.inputs),
         }
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         found = spec["heads"]
         heads = {name: build_head(found[name]) for name in spec.get("order", found)}
-        inputs = ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None
+        inputs = build_inputs(spec)
         return cls(
             build_model(spec["model"]), heads, spec["scales"], spec["step_factors"],
             frozen=spec.get("frozen"), inputs=inputs,

@@ -29,6 +29,7 @@ from quire.functional.sampling import Hypothesis, beam_search, sample
 from quire.models.registry import build_model, model_spec
 from quire.nn.head import full_precision
 from quire.nn.heads import IGNORE
+from quire.tasks.parts import as_weight
 from quire.train.task import TASKS, Task, Weight
 
 MODES = ("mode", "sample", "beam")
@@ -244,8 +245,7 @@ class Translation(Task):
     def weigh(self, batch: Batch) -> dict[str, Weight]:
         if batch.complete:
             return {TERM: float(batch.target.numel())}
-        count = (batch.target != IGNORE).sum(dtype=torch.float64)
-        return {TERM: count if count.is_cuda else count.item()}
+        return {TERM: as_weight((batch.target != IGNORE).sum(dtype=torch.float64))}
 
     def output(self, batch: Batch) -> Tensor:
         """Logits (B, T, V) under teacher forcing."""

@@ -40,9 +40,11 @@ from quire.functional.variational import (
 from quire.models.conditional import Labels, asked_classes
 from quire.models.registry import build_model, model_spec
 from quire.models.vae import VAE
+from quire.nn.head import full_precision
 from quire.nn.images import ImageInputs
 from quire.options import check_range
 from quire.tasks.generating import check_asked, in_parts, label_of
+from quire.tasks.parts import build_inputs, inputs_spec
 from quire.train.evaluate import evaluation_batch
 from quire.train.sums import add_up
 from quire.train.task import TASKS, Task, Weight
@@ -154,13 +156,13 @@ class Variational(Task):
 
     def _encode(self, values: Tensor, label: Tensor | None) -> tuple[Tensor, Tensor]:
         mean, log_std = self.model.encode(values, label)
-        return _full(mean), _full(log_std)
+        return full_precision(mean), full_precision(log_std)
 
     def _log_likelihood(self, values: Tensor, codes: Tensor, label: Tensor | None) -> Tensor:
         """(M, B) for codes (M, B, d)."""
         draws = len(codes)
         raw = self.model.decode(codes.flatten(0, 1), None if label is None else label.repeat(draws))
-        raw = _full(raw).view(draws, *values.shape)
+        raw = full_precision(raw).view(draws, *values.shape)
         if self.decoder == "bernoulli":
             return bernoulli_log_likelihood(raw, values)
         return gaussian_log_likelihood(raw, values, self.log_noise)
@@ -323,7 +325,7 @@ class Variational(Task):
 
     def _decoded(self, codes: Tensor, label: Tensor | None) -> Tensor:
         """The mean of p(x | z)."""
-        raw = _full(self.model.decode(codes, label))
+        raw = full_precision(self.model.decode(codes, label))
         return raw.sigmoid() if self.decoder == "bernoulli" else raw
 
     @torch.no_grad()
@@ -372,7 +374,7 @@ class Variational(Task):
             "task": "variational",
             "model": model_spec(self.model),
             **{name: getattr(self, name) for name in OPTIONS},
-            "inputs": self.inputs.spec() if self.inputs is not None else None,
+            "inputs": inputs_spec(self.inputs),
         }
 
     @classmethod
@@ -380,7 +382,7 @@ class Variational(Task):
         model = build_model(spec["model"])
         if not isinstance(model, VAE):
             raise InputError(f"the model {spec['model'].get('model')}", expected="the model vae")
-        inputs = ImageInputs.from_spec(spec["inputs"]) if spec.get("inputs") else None
+        inputs = build_inputs(spec)
         return cls(model, **{name: spec[name] for name in OPTIONS}, inputs=inputs)
 
 
@@ -392,8 +394,3 @@ def _latent_tally(mean: Tensor, log_std: Tensor) -> dict[str, Tensor]:
         "mean": wide.sum(0),
         "square": wide.square().sum(0),
     }
-
-
-def _full(value: Tensor) -> Tensor:
-    """In float32 at least, where mixed precision has made less of it."""
-    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

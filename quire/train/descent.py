@@ -13,6 +13,7 @@ from quire.data.batch import Data, epoch_order, ordered, steps_per_epoch
 from quire.errors import InputError
 from quire.functional.regularise import EarlyStopping
 from quire.options import Optim, Train
+from quire.train.arguments import check_fit, resolve_device
 from quire.train.average import Average
 from quire.train.checkpoints import Checkpoint
 from quire.train.evaluate import check_monitor, evaluate, losses
@@ -378,15 +379,14 @@ def fit(
         model = MLP(MLPConfig(in_features=64, out_features=10))
         fit(Supervised(model, Categorical(10)), TensorData({"inputs": x, "target": y}), epochs=20)
     """
-    if (epochs is None) == (steps is None):
-        raise InputError(f"epochs {epochs} and steps {steps}", expected="one of the two", fix="give one")
+    check_fit(task, {"data": data, "validation": validation}, epochs, steps, optim, train, callbacks)
     before = random_state()  # training has its own stream of random numbers and leaves the caller's alone
     seed_everything(stream_seed(seed, processes()[0]))
     try:
         with told_of_memory("beside the gradient of a step"):
             descent = Descent(
                 task, data, validation, epochs=epochs, steps=steps, optim=optim or Optim(),
-                train=train or Train(), seed=seed, device=torch.device(device), store=store,
+                train=train or Train(), seed=seed, device=resolve_device(device), store=store,
                 progress=progress or Progress(), callbacks=callbacks, train_measures=train_measures,
                 shard=shard,
             )  # fmt: skip

@@ -33,6 +33,7 @@ from quire.errors import InputError, NonFiniteError
 from quire.train.batch_norm import separate, synchronise
 from quire.train.memory import Elsewhere
 from quire.train.processes import from_all, give_to_all, joined, processes, rows_of_all
+from quire.train.replay import Answer
 from quire.train.task import Task, Weight
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Peers:
         self.early = False
         """Whether some process has asked for an end, likewise."""
         self._wishes = (0, False)
-        self._waiting: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._waiting: deque[Answer] = deque()
         self.norms = synchronise(task, self._counting, self.meet)
         self.meets = bool(self.norms) or task.couples_samples
         """Whether processes add anything between the weights and the gradients of a step."""
@@ -185,14 +186,9 @@ class Peers:
             *numbers, interrupt, end, stop = vector.tolist()
             self._take_in(interrupt, end, stop)
             return dict(zip(weights, numbers, strict=True))
-        told = vector[-len(wishes) :].to("cpu", non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._waiting.append((told, event))
+        self._waiting.append(Answer(vector[-len(wishes) :]))
         if len(self._waiting) > LAG:
-            told, event = self._waiting.popleft()
-            event.synchronize()
-            self._take_in(*told.tolist())
+            self._take_in(*self._waiting.popleft().read())
         return dict(zip(weights, vector[: -len(wishes)].unbind(), strict=True))
 
     def _take_in(self, interrupt: float, end: float, stop: float) -> None:

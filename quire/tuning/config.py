@@ -28,8 +28,8 @@ class LoRAConfig:
             value = getattr(self, name)
             parts = value.split(",") if isinstance(value, str) else value
             object.__setattr__(self, name, tuple(part.strip() for part in parts))
-        check_range(self, "", rank=">= 1", alpha="> 0", dropout="[0, 1)")
         check(isinstance(self.rank, int), "rank", self.rank, "a whole number >= 1")
+        check_range(self, "", rank=">= 1", alpha="> 0", dropout="[0, 1)")
         check(bool(self.targets or self.full), "targets", self.targets, "at least one target")
 
     @property

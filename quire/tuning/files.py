@@ -220,7 +220,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, MemoryError, ValueError, TypeError, KeyError) as problem:
+    except (SafetensorError, OSError, MemoryError, ValueError, TypeError, KeyError) as problem:
         raise DataError(
             f"a damaged file, or no safetensors at all: {problem}",
             path=path,

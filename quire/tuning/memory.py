@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
+from quire.errors import unknown_name
 from quire.functional.memory import LiveBytes
 from quire.functional.nf4 import nf4_bytes
 from quire.tuning.config import LoRAConfig
@@ -27,7 +28,8 @@ from quire.tuning.quantised import can_be_stored
 from quire.tuning.stored import TABLE_BYTES
 from quire.tuning.targets import Site, choose, find_sites
 
-STATES = {"adam": 2, "momentum": 1, "sgd": 0}
+Optimiser = Literal["adam", "momentum", "sgd"]
+STATES: dict[str, int] = {"adam": 2, "momentum": 1, "sgd": 0}
 """Numbers that an optimiser keeps for each that it trains."""
 
 
@@ -58,7 +60,7 @@ def predict_memory(
     config: LoRAConfig | None = None,
     *,
     quantise: Iterable[str] | None = None,
-    optimiser: Literal["adam", "momentum", "sgd"] = "adam",
+    optimiser: Optimiser = "adam",
 ) -> Memory:
     """What tuning a plain model will take, which stays as it is and may be on the device "meta".
 
@@ -78,15 +80,15 @@ def predict_memory(
         thin = [site for site in choose(model, config.targets) if site.name not in whole]
         trained = sum(_low_rank_bytes(site, config.rank) for site in thin)
         trained += sum(site.base.numel() * _item(site.base) for site in full)
-    return Memory(base, trained, trained, STATES[optimiser] * trained)
+    return Memory(base, trained, trained, _states(optimiser) * trained)
 
 
-def measure_memory(model: nn.Module, *, optimiser: Literal["adam", "momentum", "sgd"] = "adam") -> Memory:
+def measure_memory(model: nn.Module, *, optimiser: Optimiser = "adam") -> Memory:
     """The same of a model as it is, from what is frozen in it and what is trained."""
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     frozen = sum(parameter.nbytes for parameter in model.parameters() if not parameter.requires_grad)
     frozen += sum(buffer.nbytes for buffer in model.buffers())
-    return Memory(frozen, trained, trained, STATES[optimiser] * trained)
+    return Memory(frozen, trained, trained, _states(optimiser) * trained)
 
 
 def step_memory(
@@ -94,7 +96,7 @@ def step_memory(
     inputs: Sequence[Tensor],
     loss: Callable[[Any], Tensor],
     *,
-    optimiser: Literal["adam", "momentum", "sgd"] = "adam",
+    optimiser: Optimiser = "adam",
 ) -> Memory:
     """The memory of a step, activations included: loss(model(*inputs)) and its gradient, without numbers."""
     memory = measure_memory(model, optimiser=optimiser)
@@ -110,6 +112,12 @@ def step_memory(
 def _low_rank_bytes(site: Site, rank: int) -> int:
     rows, numel = site.shape[0], site.base.numel()
     return rank * (rows + numel // rows) * _item(site.base)
+
+
+def _states(optimiser: str) -> int:
+    if optimiser not in STATES:
+        raise unknown_name("optimiser", optimiser, STATES)
+    return STATES[optimiser]
 
 
 def _item(weight: Tensor) -> int:

@@ -122,6 +122,16 @@ def test_a_run(client: Client, runs: Path) -> None:
     assert "quire report" in checked(answer.text)
 
 
+@pytest.mark.parametrize("captions", ["{", "[" * 100_000, "[]", '{"codes.svg": 7}'])
+def test_captions_that_say_nothing(client: Client, runs: Path, captions: str) -> None:
+    (runs / "alpha" / "figures").mkdir()
+    (runs / "alpha" / "figures" / "codes.svg").write_text("<svg/>")
+    (runs / "alpha" / "figures" / "captions.json").write_text(captions)
+    answer = client(runs).get("/runs/alpha")
+    assert answer.status_code == 200
+    assert "codes" in checked(answer.text)
+
+
 def test_a_run_of_hostile_words(client: Client, tmp_path: Path) -> None:
     """Whatever a file says is text: names, measures, splits, options, warnings."""
     root = tmp_path / "runs"

@@ -7,13 +7,17 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import chdir
+from datetime import date
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pyarrow.parquet as pq
 import pytest
 
 from quire.cli.main import main
+from quire.errors import InputError
+from quire.runs import load
 from tests.cli.conftest import Quire
 
 pytestmark = pytest.mark.slow
@@ -127,6 +131,75 @@ def test_predict_writes_whole_files_by_their_ending(quire: Quire, tmp_path: Path
     assert files(tmp_path) == {"p.csv", "p.parquet"}
 
 
+def test_what_training_did_not_have_is_said_beside_the_predictions(quire: Quire, tmp_path: Path) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text("b,more,a\n0,x,1\n1,y,\n")
+    notes = [
+        "note: columns that training did not have are ignored: more",
+        "note: column 'a': 1 missing, none in training; the training median is used",
+    ]
+    printed = quire("predict", "runs/one", str(new))
+    assert printed.error.splitlines() == notes
+    assert len(printed.out.splitlines()) == 3
+    kept = quire("predict", "runs/one", str(new), "--out", str(tmp_path / "p.csv"))
+    assert kept.error.splitlines() == notes
+    assert json.loads(quire("predict", "runs/one", str(new), "--json").out)["rows"] == 2
+    assert quire("predict", "runs/one", "new.csv").error == ""
+    new.write_text("more,b,a,y\nx,0,1,2\n")
+    assert quire("evaluate", "runs/one", "--data", str(new)).error.splitlines() == notes[:1]
+
+
+def test_rows_in_memory_are_predicted_as_those_of_a_file() -> None:
+    pandas = pytest.importorskip("pandas")
+    run = load("runs/one")
+    expected = run.predict("new.csv").to_pydict()
+    frame = pandas.read_csv("new.csv")
+    assert run.predict(frame[["b", "a"]]).to_pydict() == expected
+    assert run.predict(pyarrow.Table.from_pandas(frame)).to_pydict() == expected
+    # An array has no names: as wide as the training file, or without its target.
+    assert run.predict(frame.to_numpy()).to_pydict() == expected
+    with pytest.raises(InputError, match="a int"):
+        run.predict(5)
+
+
+def test_the_column_that_was_taken_as_the_target_is_said(quire: Quire) -> None:
+    """Before training to a person who watches, after it to one who asked for quiet; once in any case."""
+    words = [word for word in TRAIN if word not in ("--target", "y", "--quiet")]
+    note = "note: the target is 'y', the last column; --target names another"
+    watched = quire(*words, "--epochs", "1", "--out", "runs/watched")
+    assert watched.error.splitlines()[0] == note
+    assert note not in watched.out
+    quiet = quire(*words, "--epochs", "1", "--out", "runs/quiet", "--quiet")
+    assert quiet.out.splitlines()[0] == note
+    assert quiet.error == ""
+    named = quire(*TRAIN, "--epochs", "1", "--out", "runs/named")
+    assert "the target is" not in named.out + named.error
+
+
+def test_an_exported_file_takes_dates_categories_and_large_numbers(quire: Quire, tmp_path: Path) -> None:
+    """Cells are made from the file's metadata alone; seconds since 1970 are more than float32 tells apart."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    rows = [(1_700_000_000 + 7 * i, f"2024-{1 + i % 12:02d}-15", "abc"[i % 3], i % 19) for i in range(60)]
+    text = "".join(",".join(map(str, row)) + ".5\n" for row in rows)
+    Path("times.csv").write_text("seconds,day,kind,y\n" + text)
+    words = ["train", "mlp", "--data", "times.csv", "--target", "y", "--epochs", "3", "--quiet"]
+    assert quire(*words, "--out", "runs/times").code == 0
+    assert quire("export", "runs/times", str(tmp_path / "m.onnx")).code == 0
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
+    columns = json.loads(session.get_modelmeta().custom_metadata_map["columns"])
+    assert [column["kind"] for column in columns] == ["number", "date", "category"]
+    start, kinds = date.fromisoformat(columns[1]["days_since"]), columns[2]["categories"]
+    cells = [[n, (date.fromisoformat(day) - start).days, kinds.index(kind)] for n, day, kind, _ in rows]
+    (found,) = session.run(None, {"table": np.array(cells, np.float64)})
+    printed = quire("predict", "runs/times", "times.csv").out
+    expected = [float(row["prediction"]) for row in csv.DictReader(printed.splitlines())]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    # Small numbers are taken in float32, as everywhere.
+    assert quire("export", "runs/one", str(tmp_path / "small.onnx")).code == 0
+    assert runtime.InferenceSession(str(tmp_path / "small.onnx")).get_inputs()[0].type == "tensor(float)"
+
+
 def test_predict_as_json(quire: Quire) -> None:
     result = json.loads(quire("predict", "runs/one", "new.csv", "--json").out)
     assert (result["run"], result["rows"], len(result["predictions"])) == ("runs/one", 3, 3)
@@ -144,6 +217,12 @@ def test_predict_as_json(quire: Quire) -> None:
         (["evaluate", "runs"], "run runs has no config.toml"),
         (["evaluate", "runs/one", "--data", "gone.csv"], "gone.csv: no such file"),
         (["evaluate", "runs/one", "--split", "tst"], "did you mean 'test'?"),
+        (
+            ["evaluate", "runs/one", "--data", "table.csv", "--split", "test"],
+            "has no parts and is judged whole",
+        ),
+        (["evaluate", "runs/one", "--data", "new.csv"], "no column 'y'"),
+        (["train", "mlp", "--data", "table.csv", "--tune.base", "runs/on"], "did you mean 'runs/one'?"),
         (["export", "runs/one", "model.txt"], "a name that ends in .onnx or .pt2"),
         (["export", "runs/one", "table.csv/m.onnx"], "there is no folder table.csv"),
         (["train", "mlp", "--data", "tabel.csv"], "did you mean 'table.csv'?"),

@@ -78,7 +78,9 @@ def test_a_mistake_gets_one_message(
     words: list[str], message: str, book: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sample", str(book), *words]) == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""  # not the prompt either
 
 
 def test_a_run_that_makes_no_text_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import quire.recipes  # noqa: F401
-from quire.errors import InputError
+from quire.errors import DataError, InputError
 from quire.options import Schedule
 from quire.recipes.base import RECIPES, RunOptions
 from quire.recipes.execute import Outcome, execute
@@ -129,11 +129,19 @@ def test_a_run_on_ones_own_file_is_complete(name: str, runs: Any) -> None:
 
 @pytest.mark.parametrize("name", tried(NAMES))
 def test_evaluate_repeats_the_measures_of_training(name: str, runs: Any) -> None:
-    outcome, _ = runs(name)
-    again = load(outcome.run).evaluate()
+    outcome, options = runs(name)
+    run = load(outcome.run)
+    again = run.evaluate()
     for split, measures in again.items():
         for measure, value in measures.items():
             assert value == pytest.approx(outcome.measures[split][measure], rel=1e-5, abs=1e-6), measure
+    if options.data is not None and options.data.suffix != ".npy":
+        whole = run.evaluate(options.data)["data"]["loss"]
+        assert np.isfinite(whole)
+        # A mean over the rows of all parts, but where a row is not judged by itself.
+        if RECIPES[name].targets in (*TABLES, "labelled", "pairs") and name != "nadaraya-watson":
+            parts = [measures["loss"] for measures in again.values()]
+            assert min(parts) - 1e-4 <= whole <= max(parts) + 1e-4
 
 
 def of_kind(*kinds: str) -> list[Any]:
@@ -159,6 +167,14 @@ def test_predict_reads_images_as_training_did(name: str, runs: Any, tmp_path: Pa
         for number in ("left", "top", "right", "bottom", "score", "probability", "elbo", "code_1"):
             if number in theirs:
                 assert ours[number] == pytest.approx(theirs[number], rel=1e-3, abs=1e-3)
+    if name == "lenet":
+        (tmp_path / "broken.png").write_bytes(b"no image")
+        run = load(outcome.run)
+        with pytest.raises(DataError, match=r"--images\.broken skip"):
+            run.predict(tmp_path)
+        assert run.predict(tmp_path, broken="skip").num_rows == len(predicted)
+        assert "1 of" in run.notes[0]
+        assert "broken.png: not an image" in run.notes[0]
 
 
 @pytest.mark.parametrize("name", of_kind("labelled", "pairs"))

@@ -20,25 +20,26 @@ REQUIRED = {
     "temperature linear-limits feature-order one-hot",
     "activation": "sigmoid arctan tanh relu leaky-relu relu6 softplus log-sigmoid softmax log-softmax "
     "softmin linear",
-    "loss": "quadratic-cost mse half-squared-error l1 smooth-l1 binary-cross-entropy multi-label "
-    "cross-entropy nll gaussian-nll kl margin-ranking triplet-margin cosine-embedding info-nce "
+    "loss": "quadratic-cost mse half-squared-error l1 smooth-l1 binary-cross-entropy "
+    "binary-cross-entropy-with-logits multi-label cross-entropy nll "
+    "gaussian-nll kl margin-ranking triplet-margin cosine-embedding info-nce "
     "softmax-gradient logistic-gradient perplexity",
     "backprop": "bp1 bp2 bp3 bp4 graph bptt",
     "optimise": "gradient-descent sgd momentum adam weight-decay l1 schedule-linear schedule-power "
     "schedule-exponential schedule-warmup schedule-cosine clipping accumulation checkpointing",
     "convergence": "quadratic-model spectrum",
-    "initialise": "he xavier orthogonal gains",
-    "regularise": "l1 l2 early-stopping noise dropout bagging transfer multi-task masked contrastive "
-    "semi-supervised",
+    "initialise": "he xavier orthogonal gains recurrent",
+    "regularise": "l1 l2 early-stopping augmentation-images augmentation-tabular augmentation-text noise "
+    "dropout bagging transfer multi-task masked contrastive semi-supervised",
     "generalise": "bias-variance monte-carlo k-fold polynomial",
-    "normalise": "standardise batch-norm layer-norm pre-norm post-norm",
+    "normalise": "standardise batch-norm moving-average layer-norm pre-norm post-norm",
     "convolve": "cross-correlation convolution pointwise pooling unpooling output-size parameter-count "
     "receptive-field separable equivariance",
-    "convnets": "lenet alexnet vgg googlenet resnet resnext cifar-resnet densenet residual "
+    "convnets": "lenet alexnet vgg googlenet resnet resnext cifar-resnet densenet residual wiring "
     "class-activation-map",
     "recurrent": "elman lstm gru gru-conventions stacked-bidirectional variable-lengths carried-state "
     "orthogonal language-model",
-    "seq2seq": "likelihood teacher-forcing additive-attention greedy beam exact-match",
+    "seq2seq": "likelihood teacher-forcing additive-attention greedy temperature beam exact-match",
     "attention": "pooling nadaraya-watson scoring masked-softmax multi-head bmm equivariance complexity",
     "position": "sinusoidal learned relative-dot-product shift-matrix concatenate-project",
     "transformer": "encoder decoder encoder-decoder feed-forward gpt kv-cache temperature top-k top-p",
@@ -47,18 +48,19 @@ REQUIRED = {
     "cost": "parameters shapes forward backward transformer attention memory largest-batch step-time",
     "detect": "iou generalised-iou default-boxes matching box-coding multibox nms ssd",
     "measure": "accuracy precision recall f1 confusion-matrix precision-recall-curve average-precision "
-    "coco-ap bleu",
+    "coco-ap bleu perplexity",
 }
 ERRATA = {
     "maths/norms", "maths/hadamard", "maths/log-rules", "maths/convolution-algebra", "dense/parameter-count",
-    "activation/log-softmax", "optimise/gradient-descent", "initialise/he", "regularise/dropout",
-    "convolve/separable",
+    "activation/log-softmax", "optimise/gradient-descent", "optimise/sgd", "initialise/he",
+    "regularise/dropout", "convolve/separable", "attention/masked-softmax", "attention/bmm",
 }  # fmt: skip
 PICTURES = {
     "maths/curse-of-dimensionality", "dense/linear-regions", "dense/universal-approximation",
     "backprop/graph", "initialise/he", "generalise/bias-variance", "generalise/polynomial",
     "convolve/receptive-field", "autoencode/plain", "autoencode/contractive", "variational/vae",
-    "adversarial/optimal-discriminator",
+    "adversarial/optimal-discriminator", "convergence/quadratic-model", "attention/nadaraya-watson",
+    "attention/complexity", "position/sinusoidal", "classical/mixture", "detect/default-boxes",
 }  # fmt: skip
 
 

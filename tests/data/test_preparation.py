@@ -163,7 +163,7 @@ def test_columns_in_any_order_without_target(tmp_path: Path) -> None:
     assert "target" not in prepared.data.fields
     with pytest.raises(DataError) as caught:
         preparation.transform(mixed(tmp_path, text, "p.csv"), need_target=True)
-    assert str(caught.value).startswith(f"{tmp_path / 'p.csv'}: missing column 'price'")
+    assert str(caught.value).startswith(f"{tmp_path / 'p.csv'}: no column 'price'\n  expected: the target")
 
 
 def test_faults_at_predict(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ FAULTS = {
         "x;y\n" + "".join(f"{i};{i},5\n" for i in range(20)),
         "{}:2:y: a number with a comma (value '0,5')\n"
         "  expected: decimals after a point, and no mark between thousands\n"
-        "  fix: write 3.5 for 3,5 and 1000 for 1,000",
+        "  fix: write 3.5 for 3,5 and 1000 for 1,000; where commas stand before decimals, "
+        "--table.decimal comma",
     ),
     "bad UTF-8": (
         (HEADER + ROWS).encode() + b"1,\xe9,a\n",
@@ -123,9 +124,32 @@ FAULTS = {
     ),
     "one column": (
         "x\n1\n2\n3\n4\n",
-        "{}: no column is left to predict from\n"
-        "  expected: at least one input column with values beside the target\n"
-        "  fix: add a column, or set --table.delimiter if it was not recognised",
+        "{}: no column beside the target 'x'\n  expected: at least one column to predict from\n"
+        "  fix: separate columns by commas, tabs or semicolons, or name the one with --table.delimiter",
+    ),
+    "a title above the table": (
+        "my data\n\nx,y\n1,2\n3,4\n",
+        "{}:3:2: a row of 2 cells where the first has 1 (value 'y')\n  expected: 1 cell\n"
+        "  fix: remove lines above the table, such as a title; or name the delimiter with --table.delimiter",
+    ),
+    "prices": (
+        "x;y\n" + "".join(f"€{i};{i % 2}\n" for i in range(20)),
+        "{}:2:x: a number with a mark or a unit (value '€0')\n"
+        "  expected: digits, with a point before decimals\n"
+        "  fix: write 5 for 5 % or €5, and 1000.5 for 1.000,5 (or use --table.decimal comma); "
+        "or leave the column out with --table.drop 'x'",
+    ),
+    "days first": (
+        "when,y\n" + "".join(f"{i}.02.2024,{i % 2}\n" for i in range(1, 21)),
+        "{}:2:when: a date in another form (value '1.02.2024')\n"
+        "  expected: a date such as 2024-02-29 or 2024-02-29T13:45:00\n"
+        "  fix: write year, month, day; or leave the column out with --table.drop 'when'; "
+        "or read it as categories with --table.categories",
+    ),
+    "a target without values": (
+        "x,y\n" + "".join(f"{i},\n" for i in range(9)),
+        "{}:y: the target has no values\n  expected: numbers or classes\n"
+        "  fix: choose another column with --target",
     ),
 }
 
@@ -151,7 +175,7 @@ def test_faults_of_the_target(tmp_path: Path) -> None:
         f"{path}: missing column 'sise', named by --table.drop"
     )
     assert complaint(path, targets="town", kind="regression").startswith(
-        f"{path}:2:town: text in a numeric column (value 'a')"
+        f"{path}:town: the target holds text"
     )
 
 
@@ -163,7 +187,7 @@ def test_missing_values_can_be_refused(tmp_path: Path) -> None:
     assert complaint(path, Options(missing="refuse")) == f"{path}:22:c: the target is missing (value ''){fix}"
     kept = load_table(path)
     assert len(kept.table) == 20
-    assert kept.warnings == ("1 of 21 rows have no target and are left out, the first in line 22",)
+    assert kept.warnings[1:] == ("1 of 21 rows have no target and are left out, the first in line 22",)
 
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
@@ -266,6 +290,111 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
     bad = tmp_path / "bad.parquet"
     parquet.write_table(pa.table({"x": [[1], [2], [3]], "y": [0.5, 1.5, 2.5]}), bad)
     assert complaint(bad).startswith(f"{bad}:x: values of type list")
+
+
+NESTED = {
+    "some lists": pa.array([[1.0, 2.0]] * 9),
+    "record": pa.array([{"part": 1}] * 9),
+    "pairs": pa.array([[("key", 1)]] * 9, pa.map_(pa.string(), pa.int64())),
+    "fixed": pa.array([[1, 2]] * 9, pa.list_(pa.int32(), 2)),
+}
+
+
+def test_lists_in_parquet_can_be_dropped_and_are_ignored_afterwards(tmp_path: Path) -> None:
+    plain = {"n": [float(i) for i in range(9)], "y": ["a", "b", "c"] * 3}
+    path, flat = tmp_path / "t.parquet", tmp_path / "flat.parquet"
+    parquet.write_table(pa.table({"n": plain["n"], **NESTED, "y": plain["y"]}), path)
+    parquet.write_table(pa.table(plain), flat)
+    assert read_table(path).names == ["n", *NESTED, "y"]
+    assert complaint(path) == (
+        f"{path}:some lists: values of type list<element: double>\n"
+        "  expected: one number, boolean, date or text in each cell\n"
+        "  fix: leave the column out with --table.drop 'some lists'"
+    )
+    for name in NESTED:
+        rest = tuple(other for other in NESTED if other != name)
+        assert f"{path}:{name}: values of type" in complaint(path, Options(drop=rest))
+        assert f"{path}:{name}: values of type" in complaint(path, Options(drop=rest), targets=name)
+    data = load_table(path, Options(drop=tuple(NESTED)))
+    same = load_table(flat)
+    assert data.preparation.feature_names == same.preparation.feature_names == ["n"]
+    np.testing.assert_array_equal(data.train.inputs, same.train.inputs)
+    # A file to predict on may have such columns too, and a column of training must not be one of them.
+    prepared = same.preparation.transform(same.preparation.read(path))
+    np.testing.assert_array_equal(prepared.data.inputs, same.preparation.transform(same.table).data.inputs)
+    parquet.write_table(pa.table({"n": NESTED["fixed"]}), path)
+    with pytest.raises(DataError, match="n: values of type list"):
+        same.preparation.transform(same.preparation.read(path))
+
+
+def test_the_last_column_is_the_target_unless_told_and_it_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER + ROWS)
+    assert load_table(path).warnings == ("the target is 'c', the last column; --target names another",)
+    assert load_table(path, Options(drop=("c",))).warnings[0].startswith("the target is 'y', the last column")
+    assert not load_table(path, targets="c").warnings
+    assert not load_table("iris").warnings
+
+
+def test_text_is_no_target_of_a_regression(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER + ROWS)
+    assert complaint(path, targets="c", kind="regression") == (
+        f"{path}:c: the target holds text\n  expected: numbers\n"
+        "  fix: choose another target, or a recipe for classes such as mlp"
+    )
+    stray = write(tmp_path, HEADER + ROWS.replace("3,6,b", "3,six,b"))
+    assert f"{stray}:5:y: text in a numeric" in complaint(stray, targets="y", kind="regression")
+
+
+def test_a_delimiter_at_the_end_of_each_line_is_no_target(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{'ab'[i % 2]},\n" for i in range(20))
+    data = load_table(write(tmp_path, "x,c,\n" + rows))
+    assert data.preparation.target.name == "c"
+    assert data.warnings[1] == "column 'column 3' is left out: it has no values"
+    # Named, it is what it is called.
+    with pytest.raises(DataError, match="the target has no values"):
+        load_table(write(tmp_path, "x,c,note\n" + rows))
+
+
+def test_an_index_without_a_name_is_left_out(tmp_path: Path) -> None:
+    """As pandas writes it; predicting takes files with and without it."""
+    rows = [f"{7 * i},{i * i % 5},{'ab'[i % 2]}" for i in range(20)]
+    data = load_table(write(tmp_path, ",x,c\n" + "\n".join(rows) + "\n"))
+    assert data.preparation.feature_names == ["x"]
+    assert "column 'column 1' is left out: it has no name and numbers the rows" in data.warnings
+    without = write(tmp_path, "x\n3\n", "new.csv")
+    assert data.preparation.transform(data.preparation.read(without)).data.inputs.shape == (1, 1)
+    # Not one that has a name, nor numbers that come again, nor fractions.
+    rest = [row.partition(",")[2] for row in rows]
+    for head, first in (("id", range(20)), ("", [1] * 20), ("", [i + 0.5 for i in range(20)])):
+        several = [f"{number},{row}" for number, row in zip(first, rest, strict=True)]
+        kept = load_table(write(tmp_path, f"{head},x,c\n" + "\n".join(several) + "\n", "kept.csv"))
+        assert kept.preparation.feature_names == [head or "column 1", "x"]
+
+
+def test_decimal_commas(tmp_path: Path) -> None:
+    """The numbers of both ways of writing, also in a file without names and at predict."""
+    numbers = [1234.5, -0.25, 12.0, 1e6, 7.125] * 4
+    german = ["1.234,5", "-0,25", "12", "1.000.000", "7,125"] * 4
+    labels = ["1,2 l", "3.4"] * 10
+    rows = [f"{text};{label};{i % 2}" for i, (text, label) in enumerate(zip(german, labels, strict=True))]
+    comma = Options(decimal="comma")
+    for head, names in (
+        ("preis;sorte;y\n", ["preis", "sorte", "y"]),
+        ("", ["column 1", "column 2", "column 3"]),
+    ):
+        path = write(tmp_path, head + "\n".join(rows) + "\n")
+        table = read_table(path, comma)
+        assert table.names == names
+        data = load_table(path, comma)
+        values = data.preparation.inputs[0].encode(data.table, names[0])
+        assert values.tolist() == numbers
+        assert table.row(0)[names[1]] == "1,2 l"  # text is left alone
+        again = data.preparation.read(path, comma)
+        np.testing.assert_array_equal(
+            data.preparation.encode(again)[0], data.preparation.encode(data.table)[0]
+        )
+    mixed = write(tmp_path, "x;y\n" + "1,5;0\n1.5;1\n" * 9)
+    assert "1,5" in complaint(mixed, comma)  # 1.5 would be no number there
 
 
 def test_numpy_files(tmp_path: Path) -> None:

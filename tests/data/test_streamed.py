@@ -95,6 +95,36 @@ def test_only_large_files_of_known_kinds_are_read_in_pieces(tmp_path: Path) -> N
     assert not is_large(tmp_path / "a.csv", tiny)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_columns_that_are_dropped_are_not_learned_from(tmp_path: Path, which: int) -> None:
+    """As from the same file read whole; a file to predict on may have them or, with names, not."""
+    path, dropped = files(tmp_path, numbers())[which], ("column 2", "c1")[which]
+    options = RowOptions(drop=(dropped,))
+    data = load_streamed(path, options, seed=3)
+    whole = load_table(path, options, targets=())
+    names = whole.preparation.feature_names
+    assert data.preparation.feature_names == names
+    assert dropped not in names
+    train = numbers()[data.lines("train") - 1][:, [0, 2]]
+    found = torch.cat([batch.inputs for batch in in_order(data.train)])
+    expected = (train - train.mean(0)) / train.std(0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    again = scaled_rows(path, data.preparation).data
+    in_memory = data.preparation.transform(data.preparation.read(path)).data.inputs
+    pieces = torch.cat([batch.inputs for batch in in_order(again)])
+    np.testing.assert_allclose(pieces, in_memory, rtol=1e-4, atol=1e-4)
+    for drop, message in ((("c9",), "missing column 'c9'"), ((*names, dropped), "are dropped")):
+        with pytest.raises(DataError, match=message):
+            load_streamed(path, RowOptions(drop=drop))
+    with pytest.raises(DataError, match=r"--table.categories .* in pieces"):
+        load_streamed(path, RowOptions(categories=(names[0],)))
+    if which:
+        less = pa.table({"c2": numbers()[:, 2], "c0": numbers()[:, 0]})
+        pq.write_table(less, tmp_path / "less.parquet")
+        other = scaled_rows(tmp_path / "less.parquet", data.preparation).data
+        assert torch.equal(torch.cat([batch.inputs for batch in in_order(other)]), pieces)
+
+
 def test_a_constant_column_is_said_and_does_no_harm(tmp_path: Path) -> None:
     values = numbers()
     values[:, 1] = 0.1

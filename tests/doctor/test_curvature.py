@@ -38,7 +38,7 @@ def dense_hessian(model: nn.Module, loss: LossFunction, batches: Batches) -> Ten
 
     flat = torch.cat([parameter.flatten() for parameter in parameters.values()])
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        return torch.autograd.functional.hessian(mean_loss, flat)
+        return torch.autograd.functional.hessian(mean_loss, flat, vectorize=True)
 
 
 def test_products_equal_the_dense_hessian() -> None:

@@ -9,20 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from quire.errors import InputError
 from quire.estimators.autoencoder import KINDS, Autoencoder
 
-# Few epochs are enough for the checks; that they are few is said by a warning.
+# Few epochs are enough here; that they are few is said by a warning.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
@@ -38,19 +37,6 @@ def fixed(epochs: int, **options: Any) -> dict[str, Any]:
 def digits() -> Any:
     X, y = load_digits(return_X_y=True)
     return X[:600], y[:600]
-
-
-@parametrize_with_checks(
-    [
-        Autoencoder(max_iter=10),
-        Autoencoder(3, "linear", max_iter=10, batch_size=16),
-        Autoencoder(kind="sparse", max_iter=5, activation="tanh", early_stopping=True),
-        Autoencoder(kind="denoising", noise="salt_and_pepper", max_iter=5),
-        Autoencoder(kind="contractive", max_iter=5, standardize=False),
-    ]
-)
-def test_scikit_learn_check(estimator: BaseEstimator, check: Any) -> None:
-    check(estimator)
 
 
 # Forms ----------------------------------------------------------------------------------------

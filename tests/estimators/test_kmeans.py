@@ -7,21 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.cluster import KMeans as Peer
 from sklearn.datasets import load_digits, load_iris
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from quire.errors import InputError
 from quire.estimators.kmeans import KMeans
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@parametrize_with_checks([KMeans(), KMeans(n_clusters=3, n_init=3)])
-def test_scikit_learn_check(estimator: BaseEstimator, check: Any) -> None:
-    check(estimator)
 
 
 @pytest.fixture(scope="module")

@@ -106,6 +106,8 @@ def test_messages(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> 
     X, y = rng.normal(size=(6, 3)), rng.normal(size=6)
     with pytest.raises(InputError, match=r"degree is 0\n  expected: an integer >= 1 or \"cv\""):
         PolynomialRegression(0).fit(X, y)
+    with pytest.raises(InputError, match=r"max_degree is 2.5\n  expected: an integer >= 1"):
+        PolynomialRegression("cv", max_degree=2.5).fit(X, y)
     with pytest.raises(InputError, match=r"cv is 7 for n_samples=6"):
         PolynomialRegression("cv", cv=7).fit(X, y)
     monkeypatch.setattr(polynomial_module, "MAX_TERMS", 10)

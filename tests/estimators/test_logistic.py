@@ -108,6 +108,10 @@ def test_messages() -> None:
     X, y = clouds(2)
     with pytest.raises(InputError, match=r"C is 0\n  expected: a number > 0"):
         LogisticRegression(C=0).fit(X, y)
+    with pytest.raises(InputError, match=r"C is 'one'\n  expected: a number > 0"):
+        LogisticRegression(C="one").fit(X, y)
+    with pytest.raises(InputError, match=r"max_iter is 2.5\n  expected: an integer >= 1"):
+        LogisticRegression(max_iter=2.5).fit(X, y)
     with pytest.raises(InputError, match="y has one class only: 1"):
         LogisticRegression().fit(X, np.ones(len(X)))
     with pytest.raises(InputError, match="sample_weight is zero for every row of class 1"):

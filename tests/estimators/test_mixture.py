@@ -15,7 +15,6 @@ from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.mixture import GaussianMixture as Peer
 from sklearn.model_selection import GridSearchCV
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from quire.errors import InputError
 from quire.estimators.mixture import GaussianMixture
@@ -24,19 +23,6 @@ from quire.functional.mixtures import COVARIANCE_TYPES
 kinds = pytest.mark.parametrize("kind", COVARIANCE_TYPES)
 LEARNED = ("weights_", "means_", "covariances_", "precisions_", "precisions_cholesky_")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@parametrize_with_checks(
-    [
-        GaussianMixture(),
-        GaussianMixture(2, covariance_type="tied", n_init=2),
-        GaussianMixture(2, covariance_type="diag", init_params="k-means++"),
-        GaussianMixture(2, covariance_type="spherical", init_params="random", warm_start=True),
-    ]
-)
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_scikit_learn_check(estimator: Any, check: Any) -> None:
-    check(estimator)
 
 
 def make_rows(rows: int = 600, features: int = 3, clusters: int = 4) -> np.ndarray:

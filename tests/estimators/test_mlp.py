@@ -12,6 +12,7 @@ from torch import nn
 
 from quire.errors import InputError, NonFiniteError
 from quire.estimators import MLPClassifier, MLPRegressor
+from quire.estimators.network import hold_out
 
 
 def fixed(epochs: int, **options: object) -> dict[str, object]:
@@ -148,6 +149,15 @@ def test_early_stopping_keeps_the_best_weights(digits: list[np.ndarray]) -> None
     assert np.argmin(losses) < len(losses) - 1
 
 
+@pytest.mark.parametrize(("share", "rows"), [(0.1, 20), (0.4, 80)])
+def test_validation_fraction_is_the_share_that_is_held_out(share: float, rows: int) -> None:
+    X, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 2
+    model = MLPClassifier(early_stopping=True, validation_fraction=share)
+    held = hold_out(model, {"inputs": torch.tensor(X)}, 0, torch.tensor(y))[1]
+    assert held is not None
+    assert len(held) == rows
+
+
 @pytest.mark.parametrize("outputs", [(), (1,), (2,)])
 def test_regressor_keeps_the_shape_and_the_units(outputs: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
@@ -202,6 +212,9 @@ def test_intervals_cover_what_they_say(noise: str, loud: float) -> None:
         ({"momentum": 1.0}, r"momentum is 1.0\n  expected: a number in \[0, 1\)"),
         ({"validation_fraction": 1.0}, r"validation_fraction is 1.0"),
         ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"activation": ["relu"]}, r"unknown activation '\['relu'\]'"),
+        ({"device": "gpu"}, "device is 'gpu'\n  expected: 'auto', or a device of this machine"),
+        ({"device": "cuda:99"}, "device is 'cuda:99'"),
     ],
 )
 def test_wrong_parameters(options: dict[str, object], message: str) -> None:

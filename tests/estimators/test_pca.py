@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA as Peer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from quire.errors import InputError
 from quire.estimators.pca import PCA
@@ -28,18 +27,6 @@ ATTRIBUTES = (
     "noise_variance_",
 )
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@parametrize_with_checks(
-    [
-        PCA(),
-        PCA(1),
-        PCA(0.5, whiten=True),
-        PCA(1, svd_solver="randomized", random_state=0),
-    ]
-)
-def test_scikit_learn_check(estimator: BaseEstimator, check: Any) -> None:
-    check(estimator)
 
 
 def rows(n: int, d: int, seed: int = 0, *, offset: float = 5.0) -> np.ndarray:
@@ -197,7 +184,12 @@ def test_the_same_seed_gives_the_same_components() -> None:
         ({"n_components": "mle"}, "n_components is 'mle'"),
         ({"n_components": 0.5, "svd_solver": "randomized"}, "n_components is 0.5"),
         ({"svd_solver": "arpack"}, "unknown svd_solver 'arpack'\n  expected: one of auto, covariance_eigh"),
-        ({"svd_solver": "randomized", "iterated_power": -1}, "power_iterations is -1"),
+        (
+            {"svd_solver": "randomized", "iterated_power": -1},
+            'iterated_power is -1\n  expected: "auto" or an integer',
+        ),
+        ({"iterated_power": "some"}, "iterated_power is 'some'"),
+        ({"n_oversamples": 2.5}, "n_oversamples is 2.5\n  expected: an integer >= 0"),
     ],
 )
 def test_options_that_make_no_sense(options: Any, message: str) -> None:

@@ -1,8 +1,7 @@
 """Coverage-guided fuzzing of every reader: whatever the bytes, an answer or an error of ours.
 
-    python -m tests.faults.fuzz --seconds 600              every reader, one after the other
-    python -m tests.faults.fuzz --reader csv --seconds 10
-    python -m tests.faults.fuzz --from voc --seconds 600   from this one on
+    python -m tests.faults.fuzz --seconds 600          every reader, as many at a time as there are cores
+    python -m tests.faults.fuzz --seconds 10 csv npz   these
 
 An exception that is none of ours is noted once for each place that it comes from, with the bytes, and the
 search goes on; a reader that hangs for half a minute or takes a gigabyte ends it. Needs atheris; where that
@@ -12,12 +11,14 @@ is not installed it says so and does nothing.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PARTS = (
@@ -81,7 +82,7 @@ def fuzz(name: str, seconds: int, runs: Path, folder: Path) -> None:
 
 def start(name: str, seconds: int, runs: Path, folder: Path) -> tuple[str, list[str]]:
     """One reader in a process of its own: how far it came, and what was found."""
-    words = [sys.executable, "-m", "tests.faults.fuzz", "--reader", name, "--seconds", str(seconds)]
+    words = [sys.executable, "-m", "tests.faults.fuzz", name, "--seconds", str(seconds)]
     words += ["--runs", str(runs), "--folder", str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     tried = re.search(r"number_of_executed_units: (\d+)", done.stderr)
@@ -96,9 +97,9 @@ def start(name: str, seconds: int, runs: Path, folder: Path) -> tuple[str, list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--reader", default="")
-    parser.add_argument("--from", default="", dest="first")
+    parser.add_argument("readers", nargs="*", help="all unless given")
     parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="readers at a time")
     parser.add_argument("--runs", type=Path, help="finished runs to take good files from")
     parser.add_argument("--folder", type=Path, help="an empty folder to work in")
     arguments = parser.parse_args()
@@ -108,28 +109,27 @@ def main() -> None:
         print("not done: atheris is not installed")
         return
     if arguments.folder:
-        fuzz(arguments.reader, arguments.seconds, arguments.runs, arguments.folder)
+        fuzz(*arguments.readers, arguments.seconds, arguments.runs, arguments.folder)
         return
     from tests.faults.fuzz_readers import READERS
     from tests.faults.hostile import prepare
 
-    names = [arguments.reader] if arguments.reader else [*READERS]
-    names = names[names.index(arguments.first) :] if arguments.first else names
     broken = []
-    with tempfile.TemporaryDirectory() as temporary:
+
+    def one(name: str) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        far, found = start(name, arguments.seconds, runs, folder)
+        print(f"{name}: {far} in {arguments.seconds} s, {len(found)} faults", *found, sep="\n", flush=True)
+        if found:
+            broken.append(f"{name} ({folder})")
+        else:
+            shutil.rmtree(folder)
+
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(arguments.jobs) as pool:
         runs = Path(temporary, "runs")
         runs.mkdir()
         prepare(runs)
-        for number, name in enumerate(names):
-            folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{number}-"))
-            far, found = start(name, arguments.seconds, runs, folder)
-            print(
-                f"{name}: {far} in {arguments.seconds} s, {len(found)} faults", *found, sep="\n", flush=True
-            )
-            if found:
-                broken.append(f"{name} ({folder})")
-            else:
-                shutil.rmtree(folder)
+        list(pool.map(one, arguments.readers or READERS))
     if broken:
         raise SystemExit(f"faults in {', '.join(broken)}")
 

@@ -163,7 +163,7 @@ def _manifest(_: Path) -> Read:
 
 def _described(runs: Path) -> Read:
     """A checkpoint's description, under a manifest that was made to fit."""
-    from tests.faults.hostile_files import sign
+    from tests.faults.hostile_files.runs import sign
 
     load_trained, manifest = take("tasks.loading", "load_trained"), content(runs, "table", "manifest.json")
 
@@ -181,6 +181,7 @@ def _parsed(module: str, name: str) -> Callable[[Path], Read]:
 
 READERS: dict[str, tuple[str, Callable[[Path], Read]]] = {
     "csv": ("file.csv", _table),
+    "JSON lines": ("file.jsonl", _table),
     "npy": ("file.npy", _table),
     "npz": ("file.npz", _table),
     "parquet": ("file.parquet", _table),
@@ -358,6 +359,7 @@ SVG = (
 
 SEEDS: dict[str, Callable[[Path], bytes | list[bytes]]] = {
     "csv": lambda runs: [(runs / "mine.csv").read_bytes()[:600], b'a;b\n1,5;"x\ny"\n2;z\n', b"1\t2\n3\t4\n"],
+    "JSON lines": lambda runs: [b'{"a": 1, "b": "x"}\n{"a": 2.5, "c": [1]}\n\n{"b": null, "a": true}\n'],
     "npy": lambda runs: _arrays(packed=False),
     "npz": lambda runs: _arrays(packed=True),
     "parquet": lambda runs: _parquet(),

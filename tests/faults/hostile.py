@@ -30,7 +30,8 @@ import torch
 
 from quire.cli.main import main as command
 from quire.errors import QuireError
-from tests.faults.hostile_files import Case, cases
+from tests.faults.hostile_files.case import Case
+from tests.faults.hostile_files.every import cases
 from tests.faults.watch import CANARY, Watch, peak, status
 from tests.recipes.examples import write_csv, write_images, write_text
 

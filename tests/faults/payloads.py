@@ -275,5 +275,12 @@ def bad_json() -> dict[str, bytes]:
     }
 
 
+def laughing(element: str) -> bytes:
+    """XML of one element whose text is a word a billion times, by entities of entities."""
+    words = "".join(f"<!ENTITY {b} '{f'&{a};' * 10}'>" for a, b in zip("abcdefghi", "bcdefghij", strict=True))
+    head = f"<?xml version='1.0'?><!DOCTYPE {element} [<!ENTITY a 'ha'>{words}]>"
+    return f"{head}<{element}>&j;</{element}>".encode()
+
+
 def random_bytes(count: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).bytes(count)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.hostile_files import cases
+from tests.faults.hostile_files.every import cases
 
 ROOT = Path(__file__).parents[2]
 

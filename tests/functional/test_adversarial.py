@@ -90,6 +90,7 @@ def test_an_unknown_reduction_is_named() -> None:
 def test_the_optimal_discriminator_of_three_outcomes_by_hand() -> None:
     data, model = torch.tensor([0.5, 0.5, 0.0, 0.0]), torch.tensor([0.25, 0.0, 0.75, 0.0])
     torch.testing.assert_close(optimal_discriminator(data, model), torch.tensor([2 / 3, 1.0, 0.0, 0.5]))
+    assert optimal_discriminator(data * torch.nan, model).isnan().all()
 
 
 def test_no_discriminator_does_better_than_the_optimal_one() -> None:

@@ -180,6 +180,19 @@ def test_the_best_key_is_one_that_may_be_seen() -> None:
     assert hard.tolist() == [[0, 0, 1]]
 
 
+def test_no_key_at_all_has_no_weights() -> None:
+    for weigh in (masked_softmax, hard_softmax, uniform_weights, nonnegative_weights):
+        assert weigh(torch.zeros(2, 3, 0)).shape == (2, 3, 0)
+
+
+def test_what_rows_are_is_asked_of_all_of_them() -> None:
+    convex, other = [0.5, 0.5], [0.3, 0.3]
+    assert weight_kind(torch.tensor([convex, convex])) == (True, True, False, True)
+    assert weight_kind(torch.tensor([convex, other])) == (True, False, False, False)
+    assert weight_kind(torch.tensor([[0.0, 1.0], convex])) == (True, True, False, False)
+    assert weight_kind(torch.tensor([convex, [1.5, -0.5]])) == (False, False, False, False)
+
+
 def test_special_cases_by_hand() -> None:
     scores = torch.tensor([[2.0, -1.0, 3.0]])
     lengths = torch.tensor([2])

@@ -260,6 +260,13 @@ def test_messages() -> None:
         augment.random_shift(x[:3], 1, None, boxes, present)
     with pytest.raises(InputError, match="boxes of shape"):
         augment.random_window(x, boxes[..., :3], present)
+    for change in (augment.random_flip, augment.random_shift):
+        with pytest.raises(InputError, match=r"boxes without present\n  expected: both, or images alone"):
+            change(x, 1, None, boxes)
+    with pytest.raises(InputError, match="present without boxes"):
+        augment.random_window(x, None, present)
+    with pytest.raises(InputError, match="boxes without present"):
+        augment.random_crop(x, (4, 4), 0, None, boxes)
     with pytest.raises(InputError, match="colours of images with 4 channels"):
         augment.colour_jitter(photos(2, 4), 0.1)
     with pytest.raises(InputError, match=r"share to cut out 1.5\n  expected: a number in \[0, 1\]"):

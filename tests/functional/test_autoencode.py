@@ -117,6 +117,13 @@ def test_masking_noise() -> None:
     assert masking_noise(x.bfloat16(), 0.5).dtype == torch.bfloat16
 
 
+def test_a_small_share_is_kept_in_half_precision() -> None:
+    """Drawn in bfloat16 itself, numbers below 0.001 would come four times as often."""
+    ones = torch.ones(200_000, dtype=torch.bfloat16)
+    hit = (masking_noise(ones, 1e-3) == 0).sum().item()
+    assert abs(hit - 200) < 5 * math.sqrt(200)
+
+
 def test_salt_and_pepper() -> None:
     x = torch.rand(4000, 3) * 0.5 + 0.25
     low, high = torch.tensor([[-1.0, -2.0, -3.0]]), torch.tensor(4.0)

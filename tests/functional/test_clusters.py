@@ -10,7 +10,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 from torch import Tensor
 
 from quire.errors import InputError
-from quire.functional import nearest
+from quire.functional import screen
 from quire.functional.clusters import (
     centre_distances,
     centre_update,
@@ -42,7 +42,7 @@ def test_four_points_by_hand() -> None:
 
 
 def test_inertia_in_parts_with_weights_and_from_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearest, "PIECE_NUMBERS", {"cpu": 40})
+    monkeypatch.setattr(screen, "PIECE_NUMBERS", {"cpu": 40})
     x, centres, weights = normal(57, 4), normal(5, 4, seed=1), torch.rand(57, dtype=torch.float64)
     found = cluster_sums(x, centres, weights=weights)
     wanted = sum(

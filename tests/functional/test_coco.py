@@ -199,6 +199,15 @@ def test_a_crowd_is_neither_found_nor_missed():
     assert coco_measures(*plain, classes=1)["ap50"] == pytest.approx(51 / 3 / 101)
 
 
+def test_a_threshold_of_one_asks_for_the_very_box():
+    boxes = torch.tensor([[0.1, 0.2, 10.3, 7.7], [20.0, 0.0, 30.0, 10.0]], dtype=torch.float64)
+    zeros = torch.zeros(2, dtype=torch.long)
+    moved = boxes + torch.tensor([[0.0], [1e-3]], dtype=torch.float64) * torch.tensor([0.0, 0.0, 0.0, 1.0])
+    found = coco_curves(Detections(moved, torch.tensor([0.9, 0.8]), zeros, zeros), Truth(boxes, zeros, zeros),
+                        classes=1, thresholds=(1.0,))  # fmt: skip
+    assert found.recall[0, 0, 0, -1].item() == 0.5
+
+
 def test_nothing_given_or_nothing_found():
     square = [0.0, 0.0, 10.0, 10.0]
     assert set(coco_measures(*one_image([], [], []), classes=2).values()) == {-1.0}

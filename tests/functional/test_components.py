@@ -70,6 +70,43 @@ def test_small_singular_values_are_not_lost(smallest: int, offset: float) -> Non
     np.testing.assert_allclose(found.axes, axes, atol=30 * weakest)
 
 
+@pytest.mark.parametrize("k", [4, 5])
+def test_small_singular_values_are_not_lost_among_more_columns_than_are_asked_for(k: int) -> None:
+    """The first pass cannot tell the last axes from each other, so the second has to look at all of them."""
+    x = with_spectrum(200, torch.logspace(0, -10, 6, dtype=DOUBLE))
+    values, axes = by_numpy(x)
+    found = pca_covariance(x, k)
+    np.testing.assert_allclose((found.variances * 199).sqrt(), values[:k], rtol=1e-5)
+    np.testing.assert_allclose(found.axes, axes[:k], atol=1e-5)
+
+
+def test_two_rows_have_one_direction() -> None:
+    x = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 3.0]])
+    for found in (pca_covariance(x, 1), pca_svd(x, 1), pca_randomised(x, 1)):
+        assert found.axes[0].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-6)
+        assert found.variances.tolist() == pytest.approx([2.0])  # (1² + 1²) / (2 − 1)
+        assert found.total_variance.item() == pytest.approx(2.0)
+
+
+def test_pairs_within_a_basis() -> None:
+    """What a GPU looks for in filtered rows: found where they span the vectors, refused where they do not."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=DOUBLE))[0].mT
+    values = torch.tensor([9.0, 4.0, 2.5, 2.0, *[1e-3] * 8], dtype=DOUBLE)
+    matrix = (vectors.mT * values) @ vectors
+    turn = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=DOUBLE))[0]
+    basis = turn @ vectors[[0, 1, 2, 3, 6, 7]]
+    pairs = components.pairs_in_basis(basis, basis @ matrix, torch.tensor(0.01), 3)
+    assert pairs is not None
+    torch.testing.assert_close(pairs[0], values[:3])
+    torch.testing.assert_close(align_signs(pairs[1]), align_signs(vectors[:3]))
+    skewed = orthonormal_rows(basis + 0.1 * torch.randn(6, 12, generator=generator, dtype=DOUBLE))
+    assert components.pairs_in_basis(skewed, skewed @ matrix, torch.tensor(0.01), 3) is None
+    assert (
+        components.pairs_in_basis(basis, basis @ matrix, torch.tensor(3.0), 3) is None
+    )  # not above the bound
+
+
 def test_one_scatter_alone_would_lose_them() -> None:
     x = with_spectrum(500, 50 * torch.logspace(0, -10, 12, dtype=DOUBLE))
     values = torch.linalg.eigvalsh(torch.cov(x.T) * 499).clamp_min(0).sqrt()

@@ -226,6 +226,7 @@ def test_the_largest_losses_are_mined():
     labels = torch.tensor([[0, 0, 0, 2, 0, -1], [0, 0, 0, 0, 0, 0]])
     mined = detect.hard_negatives(losses, labels, 2.0)
     assert mined.tolist() == [[True, False, True, False, False, False], [False] * 6]
+    assert torch.equal(detect.hard_negatives(losses, labels, 2.9), mined)  # at most, not at least
     assert detect.hard_negatives(losses, labels, 100.0)[0].tolist() == [True, True, True, False, True, False]
     # At least one: more than two for each match in the second image only, which has none.
     mined = detect.hard_negatives(losses, labels, 2.0, least=1)

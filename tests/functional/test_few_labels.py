@@ -42,6 +42,12 @@ def test_a_pair_by_hand() -> None:
     torch.testing.assert_close(apart, torch.tensor([0.0, 1.5**2, 0.0]))
 
 
+def test_a_column_of_targets_is_refused() -> None:
+    """It would be compared with every pair."""
+    with pytest.raises(InputError, match=r"shapes \(3,\) and \(3, 1\)"):
+        contrastive_margin(torch.zeros(3, 2), torch.zeros(3, 2), torch.ones(3, 1))
+
+
 def test_equal_codes_that_should_be_apart_have_a_finite_gradient() -> None:
     code = torch.zeros(1, 3, requires_grad=True)
     loss = contrastive_margin(code, torch.zeros(1, 3), -torch.ones(1))
@@ -116,6 +122,13 @@ def test_the_loss_of_a_code_is_the_mean_over_all_its_triplets(margin: float) -> 
             near, far = (torch.stack([codes[p[k]] for p in triplets]) for k in (0, 1))
             torches = triplet_margin(codes[i].expand_as(near), near, far, margin=margin)
             assert found[i].item() == pytest.approx(torches.item(), abs=1e-5)
+
+
+def test_a_single_triplet_by_hand() -> None:
+    """(1, 0) with its partner (0, 1), √2 away, and a stranger (−1, 0), 2 away."""
+    codes = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    found = pair_losses_each(codes, torch.tensor([0, 0, 1]), "triplet", 1.0)
+    assert found.tolist() == pytest.approx([math.sqrt(2) - 2 + 1, 1.0, 0.0])
 
 
 @pytest.mark.parametrize(("kind", "margin"), [("siamese", 1.2), ("cosine", 0.1), ("triplet", 0.4)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 
 import numpy as np
 import pytest
@@ -39,6 +40,12 @@ def test_monte_carlo_by_hand() -> None:
     assert estimate.standard_error == pytest.approx((14 / 3) ** 0.5 / 2)
     assert estimate.interval(2.0) == pytest.approx((3 - (14 / 3) ** 0.5, 3 + (14 / 3) ** 0.5))
     assert str(estimate) == "3 ± 1.1"
+
+
+def test_an_interval_covers_95_percent_unless_said_otherwise() -> None:
+    within = generalise.Estimate(10.0, 2.0).interval()
+    assert within == pytest.approx((10 - 3.92, 10 + 3.92))
+    assert math.erf(1.96 / math.sqrt(2)) == pytest.approx(0.95, abs=1e-4)
 
 
 def test_generalisation_error_takes_any_loss() -> None:
@@ -101,6 +108,10 @@ def test_bias_and_variance_of_a_constant_predictor_by_hand() -> None:
     assert result.residual == pytest.approx(0, abs=1e-12)
     assert result.pointwise_variance.tolist() == pytest.approx([variance, variance])
     assert result.pointwise_bias2.mean().item() == pytest.approx(result.bias2.value)
+    # Standard errors s/√4: of 2(3 − 2.5)(f − 3) = −2, 0, 2, 0; of 4/3·(4, 0, 4, 0); of 2.5, 0.5, 6.5, 0.5.
+    assert result.bias2.standard_error == pytest.approx((8 / 3) ** 0.5 / 2)
+    assert result.variance.standard_error == pytest.approx((256 / 27) ** 0.5 / 2)
+    assert result.total.standard_error == pytest.approx(8**0.5 / 2)
 
 
 def test_resampled_rows_come_from_the_data_in_pairs() -> None:
@@ -193,6 +204,13 @@ def test_on_the_gpu() -> None:
         generator=torch.Generator("cuda").manual_seed(0),
     )
     assert abs(result.residual) < 1e-12
+
+
+def test_a_column_of_predictions_is_refused() -> None:
+    """Beside a vector of targets it would be compared with all of them."""
+    x, y = torch.randn(10, 2), torch.randn(10)
+    with pytest.raises(InputError, match=r"squared_error of shapes \(8, 1\) and \(8,\)"):
+        generalise.cross_validate(lambda x, y: lambda x: x[:, :1], x, y)
 
 
 def test_messages() -> None:

@@ -198,6 +198,78 @@ def test_info_nce_compares_directions_not_lengths():
     torch.testing.assert_close(found, expected)
 
 
+PEERS = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth_l1": F.smooth_l1_loss,
+    "gaussian_nll": F.gaussian_nll_loss,
+    "binary_cross_entropy": F.binary_cross_entropy,
+    "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
+    "multi_label": F.multilabel_soft_margin_loss,
+    "cross_entropy": F.cross_entropy,
+    "nll": F.nll_loss,
+    "margin_ranking": F.margin_ranking_loss,
+    "triplet_margin": F.triplet_margin_loss,
+    "cosine_embedding": F.cosine_embedding_loss,
+}
+
+
+@pytest.mark.parametrize("name", list(PEERS))
+def test_left_out_options_are_pytorchs(name):
+    inputs, _ = example(name)
+    torch.testing.assert_close(LOSSES[name].function(*inputs), PEERS[name](*inputs))
+
+
+@pytest.mark.parametrize(("p", "swap"), [(1.0, False), (3.0, False), (2.0, True), (1.0, True)])
+def test_triplets_by_other_norms_and_sides(p, swap):
+    inputs, _ = example("triplet_margin", n=40)
+    options = {"margin": 2.0, "p": p, "swap": swap, "reduction": "none"}
+    found = L.triplet_margin(*inputs, **options)
+    torch.testing.assert_close(found, F.triplet_margin_loss(*inputs, **options))
+    assert not torch.allclose(found, L.triplet_margin(*inputs, margin=2.0, reduction="none"))
+
+
+def test_divergence_from_a_target_of_logarithms():
+    (prediction, target), _ = example("kl_div")
+    found = L.kl_div(prediction, target.log(), log_target=True, reduction="none")
+    torch.testing.assert_close(found, L.kl_div(prediction, target, reduction="none"))
+
+
+def test_temperature_of_info_nce_that_is_left_out():
+    (query, key), _ = example("info_nce")
+    torch.testing.assert_close(L.info_nce(query, key), L.info_nce(query, key, temperature=0.1))
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_the_mean_of_many_samples_fits_into_half_precision(name):
+    """The sum of so many does not: float16 ends at 65504."""
+    inputs, options = example(name, n=50_000, dtype=torch.float16)
+    loss = LOSSES[name].function
+    mean = loss(*inputs, **options)
+    (slope,) = torch.autograd.grad(mean * 1000, inputs[0])
+    raised = [value.detach().double() if value.is_floating_point() else value for value in inputs]
+    wide = {
+        key: value.double() if isinstance(value, torch.Tensor) else value for key, value in options.items()
+    }
+    assert mean.dtype == slope.dtype == torch.float16
+    assert mean.item() == pytest.approx(loss(*raised, **wide).item(), rel=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_perplexity_of_half_precision_has_the_digits_of_its_logits(dtype):
+    logits = torch.randn(50, 9, generator=torch.Generator().manual_seed(0)).mul(3).to(dtype)
+    target = torch.arange(50) % 9
+    expected = L.perplexity(logits.double(), target)
+    torch.testing.assert_close(L.perplexity(logits, target).double(), expected, rtol=1e-5, atol=0)
+    far = torch.tensor([[0.0, 14.0]], dtype=dtype)  # e¹⁴ is above the largest number of float16
+    assert L.perplexity(far, torch.tensor([0])).item() == pytest.approx(math.exp(14), rel=1e-4)
+
+
+def test_quadratic_cost_of_a_row_of_numbers():
+    each = L.quadratic_cost(torch.tensor([1.0, 4.0]), torch.tensor([0.0, 1.0]), reduction="none")
+    assert each.tolist() == [0.5, 4.5]
+
+
 def test_quadratic_cost_of_vectors_and_images():
     p, t = torch.randn(6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
     torch.testing.assert_close(L.quadratic_cost(p, t), (p - t).square().mean() / 2)

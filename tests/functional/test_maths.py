@@ -56,6 +56,18 @@ def test_triangle_inequality(values, p):
     assert maths.p_norm(x + y, p) <= maths.p_norm(x, p) + maths.p_norm(y, p) + 1e-9
 
 
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
+def test_norm_of_what_is_no_number_is_none_either(p):
+    rows = torch.tensor([[math.nan, 1.0], [3.0, -math.inf], [0.0, 2.0]])
+    found = maths.p_norm(rows, p)
+    assert found[0].isnan()
+    assert found[1:].tolist() == [math.inf, 2.0]
+
+
+def test_a_norm_is_euclids_along_the_last_dimension_unless_said_otherwise():
+    assert maths.p_norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).tolist() == [5.0, 1.0]
+
+
 def test_logarithms():
     assert maths.log_base(torch.tensor(1000.0, dtype=torch.float64), 10).item() == pytest.approx(3)
     assert maths.log_base(torch.tensor(8.0), 0.5).item() == pytest.approx(-3)
@@ -70,6 +82,7 @@ def test_convolution_equals_numpys(n, m, batched):
         np.testing.assert_allclose(maths.convolve(f, g), expected, atol=1e-13)
         expected = np.stack([np.convolve(f[i], g[0]) for i in range(3)])  # one kernel for all
         np.testing.assert_allclose(maths.convolve(f, g[0]), expected, atol=1e-13)
+        np.testing.assert_allclose(maths.convolve(g[0], f), expected, atol=1e-13)
     else:
         np.testing.assert_allclose(maths.convolve(f[0], g[0]), np.convolve(f[0], g[0]), atol=1e-13)
 
@@ -133,6 +146,16 @@ def test_a_violation_is_a_disproof(function):
     assert amount > 0.1
 
 
+def test_infinite_values_of_a_convex_function():
+    def inside(x):  # x² on [−1, 1], ∞ elsewhere: convex
+        return torch.where(x.abs() <= 1, x.square(), math.inf)
+
+    assert convexity.convexity_violation(inside, -3.0, 3.0) is None
+    hole = convexity.convexity_violation(lambda x: torch.where(x.abs() <= 1, math.inf, x.square()), -3.0, 3.0)
+    assert hole is not None
+    assert (hole.weight * hole.x + (1 - hole.weight) * hole.other).abs() <= 1
+
+
 def test_convex_sets():
     low, high = torch.tensor([-2.0, -2.0]), torch.tensor([2.0, 2.0])
     half_plane = convexity.convex_set_violation(lambda x: x.sum(-1) < 1, low, high)
@@ -140,8 +163,15 @@ def test_convex_sets():
     x, other, weight, depth = convexity.convex_set_violation(lambda x: x.prod(-1) > 0, low, high)
     assert x.prod() > 0
     assert other.prod() > 0
-    assert (weight * x + (1 - weight) * other).prod() <= 0
+    middle = weight * x + (1 - weight) * other
+    assert middle.prod() <= 0
     assert depth > 0.5
+    assert depth.item() == pytest.approx(min(math.dist(middle, x), math.dist(middle, other)), rel=1e-5)
+    ends = convexity.convex_set_violation(lambda x: x.abs() > 1, 1.0 - 4, 3.0)
+    middle = ends.weight * ends.x + (1 - ends.weight) * ends.other
+    assert middle.abs() <= 1
+    nearer = min((middle - ends.x).abs(), (middle - ends.other).abs())
+    assert ends.amount.item() == pytest.approx(nearer.item(), rel=1e-5)
 
 
 def test_jensen_gap_by_hand():
@@ -174,6 +204,15 @@ def test_divergences_with_zeros():
     assert probability.kl_divergence(q, torch.tensor([1.0, 0.0, 0.0]).double()) == math.inf
 
 
+def test_divergences_of_what_is_no_number_are_none():
+    broken, q = torch.tensor([math.nan, 0.5]), torch.tensor([0.5, 0.5])
+    assert probability.entropy(broken).isnan()
+    assert probability.kl_divergence(broken, q).isnan()
+    assert probability.js_divergence(q, broken).isnan()
+    with pytest.raises(InputError, match="the prior has a sum of nan"):
+        probability.bayes(broken, TABLE)
+
+
 def test_divergences_gradcheck():
     p, q = (torch.rand(4, dtype=torch.float64).add(0.1).requires_grad_() for _ in range(2))
     for function in (
@@ -182,6 +221,12 @@ def test_divergences_gradcheck():
         probability.distribution_cross_entropy,
     ):
         assert torch.autograd.gradcheck(function, (p, q))
+
+
+def test_likeliest_weights_of_whole_numbers_are_none():
+    fit = probability.gaussian_mle(torch.tensor([[1], [2]]), torch.tensor([1, 1]))  # 3/5, and (0.4² + 0.2²)/2
+    assert fit.weights.tolist() == pytest.approx([0.6])
+    assert fit.variance.item() == pytest.approx(0.1)
 
 
 def test_likeliest_weights_of_columns_that_repeat():
@@ -314,6 +359,7 @@ TABLE = HALF.expand(2, 2)
             lambda: convexity.convexity_violation(torch.square, HALF * 0, HALF),
             r"\(10000, 2\) to \(10000, 2\)[\s\S]*one value for each point",
         ),
+        (lambda: convexity.convexity_violation(torch.log, -1.0, 4.0), r"no number at -0\.\d+[\s\S]*narrow"),
         (
             lambda: convexity.convex_set_violation(lambda x: x > 9, 0.0, 1.0),
             r"no two random points[\s\S]*narrow",

@@ -171,6 +171,15 @@ def test_interval_coverage():
             lambda: M.average_precision(torch.zeros(2), torch.tensor([1, 2])),
             r"other than 0 and 1[\s\S]*target == k",
         ),
+        (
+            lambda: M.average_precision(torch.tensor([0.5, math.nan]), torch.tensor([1, 0])),
+            r"1 scores that are not numbers[\s\S]*can be sorted",
+        ),
+        (
+            lambda: M.precision(torch.tensor([0.7, 0.2]), torch.tensor([1, 0]), 2),
+            r"with a fraction[\s\S]*class numbers[\s\S]*argmax",
+        ),
+        (lambda: M.f1(torch.tensor([math.nan]), torch.tensor([1]), 2), r"with a fraction, or of none"),
         (lambda: M.regression_sums(torch.tensor(1.0), torch.tensor(1.0)), r"single number"),
     ],
 )

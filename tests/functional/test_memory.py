@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.functional.memory import peak_bytes
+from quire.functional.memory import allocated_bytes, peak_bytes
 
 
 def test_what_is_alive_at_once() -> None:
@@ -35,3 +35,15 @@ def test_the_backward_pass_counts() -> None:
     both = peak_bytes(lambda: torch.autograd.grad(x.exp(), x, torch.ones(1000)))
     assert forward == 4_000
     assert both >= 12_000  # the result, what comes in, and the gradient
+
+
+def test_the_allocators_own_account() -> None:
+    x = torch.zeros(1000)
+    assert allocated_bytes(lambda: x.exp()) == 4_000
+    assert allocated_bytes(lambda: x.exp().sin()) == 8_000
+
+    def freed_at_once() -> None:
+        for _ in range(10):
+            x.exp()
+
+    assert allocated_bytes(freed_at_once) == 4_000

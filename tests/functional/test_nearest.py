@@ -8,7 +8,10 @@ from torch import Tensor
 
 from quire.errors import InputError
 from quire.functional import nearest
+from quire.functional import screen as searching
 from quire.functional.nearest import cluster_sums, nearest_centres
+from quire.functional.screen import Screen
+from quire.functional.tally import Tally, spans
 
 
 def by_differences(rows: Tensor, centres: Tensor) -> Tensor:
@@ -55,9 +58,9 @@ def test_rows_that_float32_cannot_tell_apart(step: float) -> None:
     away = (centres[pairs[:, 1]] - centres[pairs[:, 0]]) * step
     x = torch.cat([middle + away, middle - away])
     wanted = by_differences(x, centres)
-    screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
+    screen = Screen(x, centres, centres.mean(0), None, None, collect=False)
     room = screen._room(len(x))
-    screen.over(nearest.spans(len(x), room.size), room)
+    screen.over(spans(len(x), room.size), room)
     wrong = (screen.labels != wanted).nonzero()[:, 0]
     assert step > 1e-7 or len(wrong) > 20, "float32 alone would do"
     assert set(wrong.tolist()) <= set(screen.unsure(slice(0, len(x))).tolist())
@@ -67,20 +70,20 @@ def test_rows_that_float32_cannot_tell_apart(step: float) -> None:
 def test_doubt_is_not_cast_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test above would be passed by deciding all rows in float64."""
     x, centres = normal(20_000, 32, dtype=torch.float32), normal(64, 32, seed=1)
-    screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
+    screen = Screen(x, centres, centres.mean(0), None, None, collect=False)
     screen.run()
     assert len(screen.unsure(slice(0, len(x)))) < 50
     x[0] *= 1000  # a row far out makes others unsure, and they are asked about their own size
-    screen = nearest.Screen(x, centres, centres.mean(0), None, None, collect=False)
+    screen = Screen(x, centres, centres.mean(0), None, None, collect=False)
     screen.run()
     asked = []
-    decide = nearest.decide
+    decide = searching.decide
 
     def counted(rows: Tensor, *rest: Tensor) -> Tensor:
         asked.append(len(rows))
         return decide(rows, *rest)
 
-    monkeypatch.setattr(nearest, "decide", counted)
+    monkeypatch.setattr(searching, "decide", counted)
     labels = screen.settled(screen.unsure(slice(0, len(x))))
     assert sum(asked) < 50
     assert torch.equal(labels, by_differences(x, centres)[screen.unsure(slice(0, len(x)))])
@@ -106,7 +109,7 @@ def test_values_that_float32_does_not_have(scale: float) -> None:
 def test_chunks_and_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, centres = normal(1003, 6, dtype=torch.float32), normal(11, 6, seed=1)
     whole = cluster_sums(x, centres)
-    monkeypatch.setattr(nearest, "CHUNK_ROWS", {"cpu": (16, 16)})
+    monkeypatch.setattr(searching, "CHUNK_ROWS", {"cpu": (16, 16)})
     monkeypatch.setattr(nearest, "THREAD_TIME", 1000.0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -124,7 +127,7 @@ def test_a_thread_that_fails_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(*given: object) -> Tensor:
         raise ZeroDivisionError("in a thread")
 
-    monkeypatch.setattr(nearest.Screen, "over", fail)
+    monkeypatch.setattr(Screen, "over", fail)
     monkeypatch.setattr(nearest, "THREAD_TIME", 1000.0)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -152,11 +155,11 @@ def test_a_tally_is_the_sum_of_the_rows_that_are_there(dtype: torch.dtype, far: 
     x = normal(40_000, 5, dtype=dtype) + far
     shift = x.double().mean(0)
     radius = float((x.double() - shift).norm(dim=1).max())
-    kept = nearest.Tally(x, 7, shift, radius)
+    kept = Tally(x, 7, shift, radius)
     for seed in range(6):
         centres = normal(7, 5, seed=seed) + far
         found = nearest.cluster_sums(x, centres, shift=shift, tally=kept)
-        new = nearest.cluster_sums(x, centres, shift=shift, tally=nearest.Tally(x, 7, shift, radius))
+        new = nearest.cluster_sums(x, centres, shift=shift, tally=Tally(x, 7, shift, radius))
         plain = nearest.cluster_sums(x, centres, shift=shift)
         assert torch.equal(found.labels, plain.labels)
         assert torch.equal(found.sums, new.sums)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.functional import nearest, tally
+from quire.functional import nearest, screen, tally
 from quire.functional.clusters import centre_update
-from quire.functional.nearest import ClusterSums, Tally, cluster_sums
+from quire.functional.nearest import ClusterSums, cluster_sums
+from quire.functional.tally import Tally
 
 ROWS = 4000
 
@@ -120,7 +121,7 @@ def test_blocks_threads_and_kept_memory_change_nothing(threads: int, monkeypatch
     x = groups(6, 20) + 3
     monkeypatch.setattr(tally, "BLOCK_NUMBERS", 5000)
     monkeypatch.setattr(tally, "KEPT_NUMBERS", 0)
-    monkeypatch.setattr(nearest, "CHUNK_ROWS", {"cpu": (50, 50)})
+    monkeypatch.setattr(screen, "CHUNK_ROWS", {"cpu": (50, 50)})
     monkeypatch.setattr(nearest, "THREAD_TIME", 1000.0)
     kept, shift, radius = new_tally(x, 20)
     assert kept.near is None

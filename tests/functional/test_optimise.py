@@ -64,6 +64,15 @@ def test_clipping_by_hand() -> None:
     assert optimise.clip_by_value(vector(-3, 0.5, 9), 1.0).tolist() == [-1, 0.5, 1]
 
 
+def test_long_gradients_in_half_precision_keep_their_direction() -> None:
+    """Their length is above the largest number of float16, and bfloat16 would round it to three digits."""
+    long = torch.tensor([60000.0, -60000.0, 0.0], dtype=torch.float16)
+    assert optimise.global_norm(long).item() == pytest.approx(60000 * 2**0.5)
+    assert optimise.clip_by_norm(long, 2.0).tolist() == pytest.approx([2**0.5, -(2**0.5), 0.0], rel=2e-3)
+    many = [torch.ones(1000, dtype=torch.bfloat16), torch.ones(5, dtype=torch.bfloat16)]
+    assert optimise.global_norm(many).item() == pytest.approx(1005**0.5, rel=1e-6)
+
+
 def test_a_zero_gradient_stays_zero() -> None:
     assert optimise.clip_by_norm(torch.zeros(3), 1.0).tolist() == [0, 0, 0]
 

@@ -77,6 +77,17 @@ def test_an_infinite_activation_that_is_dropped_leaves_no_nan() -> None:
     assert not out.isnan().any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_penalties_of_many_weights_in_half_precision(dtype: torch.dtype) -> None:
+    w = torch.full((100_000,), 2.0, dtype=dtype, requires_grad=True)
+    assert regularise.l1_penalty([w], 0.5).item() == 100_000
+    penalty = regularise.l2_penalty([w], 0.5)
+    assert penalty.item() == 100_000
+    penalty.backward()
+    assert w.grad.dtype == dtype
+    assert (w.grad == 1).all()
+
+
 def test_all_masks_by_hand() -> None:
     masks, probability = regularise.dropout_masks(2, 0.25)
     table = {tuple(mask): p for mask, p in zip(masks.tolist(), probability.tolist(), strict=True)}
@@ -108,6 +119,19 @@ def test_monte_carlo_dropout_is_the_average_over_masks() -> None:
     assert seen.std.item() == pytest.approx(std.item(), rel=0.1)
     assert not any(layer.training for layer in net.modules())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("samples", [2, 5])
+def test_monte_carlo_counts_every_sample(samples: int) -> None:
+    net, x = nn.Sequential(Dropout(0.5), nn.Linear(6, 3)).double(), torch.randn(2, 6).double()
+    torch.manual_seed(3)
+    seen = monte_carlo_dropout(net, x, samples)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        each = torch.stack([net.train()(x) for _ in range(samples)])
+    torch.testing.assert_close(seen.mean, each.mean(0))
+    torch.testing.assert_close(seen.std, each.std(0))
+    torch.testing.assert_close(seen.standard_error, each.std(0) / samples**0.5)
 
 
 def test_monte_carlo_spread_is_that_of_the_samples() -> None:
@@ -284,6 +308,31 @@ def test_masked_reconstruction_by_hand() -> None:
     assert regularise.masked_reconstruction_loss(prediction, x, ~mask & mask).item() == 0.0
 
 
+def test_masked_reconstruction_does_not_look_at_what_was_seen() -> None:
+    prediction = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    x, mask = torch.tensor([0.0, math.nan, 0.0]), torch.tensor([True, False, True])
+    loss = regularise.masked_reconstruction_loss(prediction, x, mask)
+    loss.backward()
+    assert loss.item() == 5.0
+    assert prediction.grad.tolist() == [1.0, 0.0, 3.0]
+
+
+def test_a_hidden_pixel_hides_all_its_channels() -> None:
+    x, mask = torch.zeros(2, 3, 4, 4), torch.zeros(2, 1, 4, 4, dtype=torch.bool)
+    mask[:, :, 1:3] = True
+    prediction = torch.where(mask, torch.tensor([1.0, 2.0, 3.0])[:, None, None], 9.0)
+    whole = regularise.masked_reconstruction_loss(prediction, x, mask)
+    assert whole.item() == pytest.approx((1 + 4 + 9) / 3)
+    assert whole == regularise.masked_reconstruction_loss(prediction, x, mask.expand_as(x))
+    with pytest.raises(InputError, match=r"shapes \(2, 3, 4, 4\) and \(3, 4, 4\)"):
+        regularise.masked_reconstruction_loss(prediction, x[0], mask)
+
+
+def test_masked_reconstruction_of_many_numbers_in_half_precision() -> None:
+    many = torch.full((80_000,), 2.0, dtype=torch.float16)
+    assert regularise.masked_reconstruction_loss(many, many * 0, many > 0).item() == 4.0
+
+
 def test_semi_supervised_learning_uses_unlabelled_rows() -> None:
     """The code's gradient on a row without a label comes from its reconstruction alone."""
     z = torch.randn(4, 3).double().requires_grad_()
@@ -311,6 +360,9 @@ def test_on_the_gpu() -> None:
 def test_messages() -> None:
     with pytest.raises(InputError, match=r"drop rate 1\.5\n  expected: a number in \[0, 1\)"):
         regularise.dropout(torch.ones(2), 1.5)
+    with pytest.raises(InputError, match=r"drop rate 1\.0\n  expected: a number in \[0, 1\)"):
+        regularise.dropout(torch.zeros(2), 1.0)
+    assert regularise.random_mask((2, 3), 1.0).all()
     with pytest.raises(InputError, match="drop rate -1"):
         Dropout(-1)
     with pytest.raises(InputError, match="all masks of 40 units"):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from quire.errors import InputError
@@ -62,7 +64,11 @@ def test_messages() -> None:
     with pytest.raises(InputError, match=r"the rate of an exponential schedule is -0\.5"):
         schedules.exponential(1, 1.0, 10, -0.5)
     with pytest.raises(InputError, match="did you mean 'cosine'"):
-        schedules.step_size(Schedule("cosin"), 1.0, 0, 10)  # type: ignore[arg-type]
+        schedules.step_size(SimpleNamespace(name="cosin", warmup=0), 1.0, 0, 10)  # type: ignore[arg-type]
+
+
+def test_a_schedule_of_no_steps_is_over() -> None:
+    assert schedules.linear(0, 0.5, 0.1, 0) == schedules.cosine(3, 0.5, 0.1, 0) == 0.1
 
 
 def test_a_step_size_is_a_plain_float() -> None:

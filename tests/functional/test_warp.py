@@ -104,6 +104,10 @@ def test_draws_stay_within_their_bounds_and_reach_them() -> None:
     assert 1 / 1.5**2 <= area.min() < 0.5
     assert 2.0 < area.max() <= 1.5**2
     assert 0.19 < warps.offset.abs().max() <= 0.2, "in halves of the longer side"
+    # Every number is drawn by itself: across and down, wide and high.
+    sides = warps.matrix.square().sum(1).log()
+    for across, down in (warps.offset.unbind(1), sides.unbind(1)):
+        assert torch.corrcoef(torch.stack([across, down]))[0, 1].abs() < 0.2
     assert warps.pulls is not None
     assert warps.pulls.std().item() == pytest.approx(0.1, rel=0.02)
     # The lower row is that of turn · zoom: (sin·a, cos·b).

@@ -56,3 +56,18 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert found.isfinite().all()
     scale = wanted.detach().abs().max().item() or 1.0
     assert (found.detach().double() - wanted).abs().max() <= tolerance * scale
+
+
+def unseen_are_zero(pool: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+    """Queries that see no key give zeros, and no gradient goes to or from them; of queries (2, 5, D)."""
+    given = [t.requires_grad_() for t in inputs]
+    lengths = torch.tensor([[4, 0, 9, 0, 1], [0] * 5], device=device())
+    out = pool(*given, lengths=lengths, backend="triton")
+    gradients = torch.autograd.grad(out.square().sum() + out.sum(), given)
+    assert (out[lengths == 0] == 0).all()
+    assert (out[lengths > 0] != 0).all()
+    assert (gradients[0][lengths == 0] == 0).all()
+    for gradient in gradients[:3]:
+        assert gradient.isfinite().all()
+        assert (gradient[1] == 0).all()
+        assert (gradient[0] != 0).any()

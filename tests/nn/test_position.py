@@ -50,6 +50,12 @@ def test_learned_rows_are_an_embedding() -> None:
     assert layer.weight.grad[:, 0].tolist() == [2] * 7 + [0] * 3
 
 
+def test_learned_rows_begin_small() -> None:
+    weight = LearnedPosition(200, 100).weight
+    assert weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert abs(weight.mean().item()) < 1e-3
+
+
 def test_messages() -> None:
     layer = LearnedPosition(4, 2)
     with pytest.raises(InputError, match=r"place 5, the last of 3 tokens after 3\n.*places 0 to 3"):

@@ -199,7 +199,19 @@ def test_mistakes_are_found_before_training(
     command = ["train", "gru", "--data", str(path), "--out", str(tmp_path / "run"), "--text.context", "16"]
     assert main([*command, "--steps", "2", *words]) == 2
     assert message in capsys.readouterr().err
-    assert not list(tmp_path.glob("run/checkpoints/*"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_context_longer_than_that_of_the_base_is_refused(tmp_path: Path) -> None:
+    small = dataclasses.replace(RECIPES["gpt"].options().model, layers=1, width=16, heads=2)  # type: ignore[attr-defined]
+    base = execute(RECIPES["gpt"], options_for("gpt", tmp_path / "base", model=small, steps=2)).run
+    longer = dataclasses.replace(RECIPES["gpt"].options().text, context=32)  # type: ignore[attr-defined]
+    with pytest.raises(InputError) as caught:
+        execute(RECIPES["gpt"], options_for("gpt", tmp_path / "new", tune=Tune(base=base), text=longer))
+    assert (caught.value.got, caught.value.fix) == (
+        f"--text.context 32 with --tune.base {base}",
+        "--text.context 16",
+    )
 
 
 def test_a_base_of_another_family_is_refused(bases: Any, tmp_path: Path) -> None:

@@ -148,6 +148,16 @@ def test_log_scale_for_more_than_two_decades(entries: list[float], is_wide: bool
     assert fig.axes[0].get_yscale() == ("log" if is_wide else "linear")
 
 
+@pytest.mark.parametrize("measure", ["r2", "species.accuracy", "map50"])
+def test_what_is_read_by_its_distance_from_one_has_no_log_scale(measure: str) -> None:
+    curve = Curve(np.arange(1, 4), np.array([0.001, 0.5, 0.9]))
+    fig = curve_figure(measure, {"train": curve}, None)
+    assert fig is not None
+    assert fig.axes[0].get_yscale() == "linear"
+    ticks = fig.axes[0].get_xticks()
+    assert np.array_equal(ticks, ticks.round()), "there is no half of a step"
+
+
 def test_the_best_step_is_marked_where_validation_stood() -> None:
     splits = {
         "train": Curve(np.array([10, 20]), np.array([1.0, 0.5])),

@@ -14,7 +14,7 @@ from torch.nn import functional
 from quire.data.batch import Batch, TensorData
 from quire.errors import NonFiniteError
 from quire.options import Optim, Train
-from quire.tasks.adversarial import ADVERSARIAL_OPTIM, Adversarial, pixel_inputs
+from quire.tasks.adversarial import Adversarial, pixel_inputs
 from quire.train import Callback, evaluate, fit
 from quire.train.checkpoints import newest_checkpoint
 from quire.train.step import Stepper
@@ -178,8 +178,8 @@ def train_images(path: Path, *, crash: int = 0, resume: bool = False, seed: int 
     )
     try:
         fit(
-            task, pixels(50), pixels(30, 2), steps=14, optim=ADVERSARIAL_OPTIM, train=options, seed=seed,
-            store=store, callbacks=[CrashAfter(crash)] if crash else [],
+            task, pixels(50), pixels(30, 2), steps=14, optim=Optim(lr=2e-4, beta1=0.5), train=options,
+            seed=seed, store=store, callbacks=[CrashAfter(crash)] if crash else [],
         )  # fmt: skip
     finally:
         store.close()

@@ -221,7 +221,7 @@ def test_other_mistakes() -> None:
         PrincipalComponents(3, solver="randomised")
     with pytest.raises(InputError, match=r"4 components of rows of shape \(3, 9\)"):
         fitted(rows(3, 9), 4)
-    with pytest.raises(InputError, match=r"rows of 4 numbers\n  expected: 3.*\n.*make it with features=4"):
+    with pytest.raises(InputError, match=r"rows of 4 features\n  expected: 3.*\n.*make it with features=4"):
         fit_statistics(PrincipalComponents(3), TensorData({"inputs": rows(5, 4)}), sweeps=1)
     broken = rows(50, 3)
     broken[31, 1] = torch.nan

@@ -287,8 +287,11 @@ class Exported(nn.Module):
         return found["boxes"], found["scores"], found["labels"]
 
 
-def exported(task):
-    """A detector with many detections, and images of another number than it is traced with."""
+@pytest.fixture(scope="module")
+def exported():
+    """A detector with many detections as a program, images of another number than it is traced with, and what
+    it finds in them."""
+    task = detector(DetectionRules(candidates=40, most=12, score=0.05))
     for parameter in task.model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     images = scenes(9).inputs
@@ -296,32 +299,26 @@ def exported(task):
     wanted = module(images[2:])
     assert (wanted[2] >= 0).sum(1).min() > 3
     assert (wanted[2] >= 0).sum(1).max() > 6
-    return module, images[:2], images[2:], wanted
+    dynamic = ({0: torch.export.Dim("images")},)
+    return torch.export.export(module, (images[:2],), dynamic_shapes=dynamic), images[2:], wanted
 
 
-RULES = DetectionRules(candidates=40, most=12, score=0.05)
-
-
-def test_a_torch_program_detects_the_same():
-    module, traced, images, wanted = exported(detector(RULES))
-    program = torch.export.export(module, (traced,), dynamic_shapes=({0: torch.export.Dim("images")},))
+def test_a_torch_program_detects_the_same(exported):
+    program, images, wanted = exported
     for a, b in zip(program.module()(images), wanted, strict=True):
         torch.testing.assert_close(a, b)
 
 
 @pytest.mark.slow
-def test_an_onnx_file_detects_the_same():
+def test_an_onnx_file_detects_the_same(exported):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    module, traced, images, wanted = exported(detector(RULES))
+    program, images, wanted = exported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            module, (traced,), dynamo=True, verbose=False, input_names=["pixels"],
-            dynamic_shapes=({0: torch.export.Dim("images")},),
-        )  # fmt: skip
+        file = torch.onnx.export(program, dynamo=True, verbose=False, input_names=["pixels"])
     session = runtime.InferenceSession(
-        program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]
+        file.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     found = session.run(None, {"pixels": images.numpy()})
     for a, b in zip(found, wanted, strict=True):

@@ -11,10 +11,9 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
-from torch import Tensor
 from torch.nn import functional
 
-from quire.data.batch import Batch, TensorData
+from quire.data.batch import TensorData
 from quire.errors import InputError
 from quire.functional.few_labels import pair_losses_each
 from quire.models.embedding import Embedding as Network
@@ -24,8 +23,8 @@ from quire.nn.views import ImageViews, RowViews
 from quire.options import Optim, Train
 from quire.tasks.embedding import OTHER, Embedding, EmbeddingRules, References
 from quire.train import evaluate, fit
-from quire.train.step import Stepper
 from quire.train.task import build_task
+from tests.tasks.stepping import gradient_of_step
 
 CLASSES, FEATURES = 3, 6
 
@@ -94,25 +93,13 @@ def test_pairs_are_made_of_both_views_of_the_rows_with_a_class(loss: str) -> Non
     torch.testing.assert_close(task.terms(batch)[loss], wanted)
 
 
-def gradient(task: Embedding, batch: Batch, micro_batches: int) -> Tensor:
-    """As the trainer computes it, with the views that are already made."""
-    task = copy.deepcopy(task)
-    task.augment = lambda given: given  # type: ignore[method-assign]
-    train = Train(micro_batches=micro_batches)
-    stepper = Stepper(task, Optim("sgd", lr=1.0), train, torch.device("cpu"), total_steps=1)
-    stepper.step(batch, 0)
-    found = torch.cat([group.grad.clone() for group in stepper.players[0].groups])
-    stepper.close()
-    return found
-
-
 @pytest.mark.parametrize("micro_batches", [2, 5])
 @pytest.mark.parametrize("loss", ["info_nce", "siamese", "cosine", "triplet"])
 def test_micro_batches_give_the_gradient_of_the_whole_batch(loss: str, micro_batches: int) -> None:
     task = make(loss, projection=3).double()
     whole = hidden(clouds()).take(torch.arange(23))
     batch = task.augment(whole.replace(inputs=whole.inputs.double()))
-    together, parts = gradient(task, batch, 1), gradient(task, batch, micro_batches)
+    together, parts = gradient_of_step(task, batch, 1), gradient_of_step(task, batch, micro_batches)
     assert together.abs().max() > 1e-3
     torch.testing.assert_close(parts, together, rtol=1e-9, atol=1e-11)
     (mean,) = (task.terms(batch)[loss] / task.weigh(batch)[loss],)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from quire.data.batch import Batch, Data, TensorData, in_order
 from quire.errors import InputError
-from quire.functional import nearest
+from quire.functional.screen import Screen
 from quire.tasks import kmeans as module
-from quire.tasks.kmeans import WEIGHT, KMeansTask
+from quire.tasks.kmeans import KMeansTask
+from quire.tasks.kmeans_rows import WEIGHT, farthest
 from quire.train import evaluate
 from quire.train.statistics import fit_statistics
 from quire.train.task import build_task
@@ -93,7 +94,7 @@ def test_candidates_of_batches_do_not_collide() -> None:
     found = total[total[..., 0] > 0][:, 4:]
     assert sorted(found.tolist()) == sorted(x.tolist())
     squared = (x[:, None] - x[:4]).square().sum(2).min(1).values
-    best = module._farthest(total, 9)
+    best = farthest(total, 9)
     torch.testing.assert_close(best.squared, squared.sort(descending=True).values[:9])
 
 
@@ -224,9 +225,9 @@ def test_judging() -> None:
 
 def test_a_sweep_goes_through_the_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    over = nearest.Screen.over
+    over = Screen.over
 
-    def counted(self: nearest.Screen, chunks: Iterable[slice], *given: Any) -> Tensor:
+    def counted(self: Screen, chunks: Iterable[slice], *given: Any) -> Tensor:
         taken = list(chunks)
         seen.append(sum(chunk.stop - chunk.start for chunk in taken))
         return over(self, taken, *given)
@@ -234,7 +235,7 @@ def test_a_sweep_goes_through_the_rows_once(monkeypatch: pytest.MonkeyPatch) -> 
     x = blobs()
     task = KMeansTask(3, 4)
     task.begin(TensorData({"inputs": x}), x[:4])
-    monkeypatch.setattr(nearest.Screen, "over", counted)
+    monkeypatch.setattr(Screen, "over", counted)
     task.statistics(Batch({"inputs": x}, torch.arange(300)))
     assert seen == [300]
 
@@ -246,10 +247,12 @@ def test_mistakes() -> None:
         KMeansTask(2, 4).start(TensorData({"inputs": torch.ones(3, 2)}), torch.Generator())
     with pytest.raises(InputError, match="did you mean 'k-means\\+\\+'"):
         KMeansTask(2, 4, init="kmeans++")
-    with pytest.raises(InputError, match="clusters 0\n  expected: clusters >= 1"):
+    with pytest.raises(InputError, match="clusters is 0\n  expected: a number >= 1"):
         KMeansTask(2, 0)
     with pytest.raises(InputError, match="rows of 3 features\n  expected: 2 features"):
         KMeansTask(2, 2).predict(torch.ones(4, 3))
+    with pytest.raises(InputError, match=r"rows of 3 features\n  expected: 2 features.*\n.*features=3"):
+        fit_statistics(KMeansTask(2, 2), TensorData({"inputs": torch.ones(4, 3)}), sweeps=2)
     with pytest.raises(InputError, match="unknown mode 'mean'"):
         KMeansTask(2, 2).predict(torch.ones(4, 2), mode="mean")
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from quire.data.batch import Batch, TensorData
 from quire.errors import DataError, InputError
 from quire.functional.mixtures import COVARIANCE_TYPES, make_mixture
-from quire.tasks.mixture import MixtureTask, choose_centres
+from quire.tasks.mixture import MixtureTask
+from quire.tasks.mixture_start import choose_centres
 from quire.train.evaluate import evaluate
 from quire.train.statistics import fit_statistics
 from quire.train.task import build_task
@@ -250,8 +251,8 @@ def test_bytes_and_images_are_rows() -> None:
     [
         ({"init": "kmean"}, r"unknown start 'kmean'\n.*\n  fix: did you mean 'kmeans'"),
         ({"covariance_type": "diagonal"}, r"unknown covariance type 'diagonal'"),
-        ({"tol": -1.0}, r"tol -1.0\n  expected: tol >= 0"),
-        ({"starts": 0}, r"starts 0\n  expected: starts >= 1"),
+        ({"tol": -1.0}, r"tol is -1.0\n  expected: a number >= 0"),
+        ({"starts": 0}, r"starts is 0\n  expected: a number >= 1"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
@@ -266,6 +267,8 @@ def test_wrong_rows() -> None:
     x[7, 1] = torch.nan
     with pytest.raises(DataError, match="row 7 has a value that is not a finite number"):
         run(MixtureTask(3, 2), x)
+    with pytest.raises(InputError, match=r"rows of 3 features\n  expected: 4 features.*\n.*features=3"):
+        run(MixtureTask(4, 2), make_rows())
     task = run(MixtureTask(3, 2), make_rows(), 2)
     with pytest.raises(InputError, match=r"rows of 2 features\n  expected: 3 features"):
         task.predict(torch.ones(4, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
@@ -22,8 +21,8 @@ from quire.nn.views import ImageViews, RowViews, Views
 from quire.options import Optim, Schedule, Train
 from quire.tasks.semi import LABELLED, LABELS, STRONG, SemiSupervised, SemiSupervisedRules, Teaching
 from quire.train import evaluate, fit
-from quire.train.step import Stepper
 from quire.train.task import build_task
+from tests.tasks.stepping import gradient_of_step
 
 METHODS = ("autoencode", "consistency")
 
@@ -122,17 +121,6 @@ def test_labelled_rows_travel_beside_the_batch(method: str) -> None:
     assert drawn == set(range(6)), "all of them are drawn in time"
 
 
-def gradient(task: SemiSupervised, batch: Batch, micro_batches: int) -> Tensor:
-    task = copy.deepcopy(task)
-    task.augment = lambda given: given  # type: ignore[method-assign]
-    train = Train(micro_batches=micro_batches)
-    stepper = Stepper(task, Optim("sgd", lr=1.0), train, torch.device("cpu"), total_steps=1)
-    stepper.step(batch, 0)
-    found = torch.cat([group.grad.clone() for group in stepper.players[0].groups])
-    stepper.close()
-    return found
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_micro_batches_give_the_gradient_of_the_whole_batch(method: str) -> None:
     data = moons(40, 0)
@@ -140,10 +128,10 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch(method: str) -> None
     batch = hidden(data, FEW).take(torch.arange(23))
     batch = task.augment(batch)
     batch = batch.replace(**{k: v.double() for k, v in batch.fields.items() if v.is_floating_point()})
-    whole = gradient(task, batch, 1)
+    whole = gradient_of_step(task, batch, 1)
     assert whole.abs().max() > 1e-3
     for parts in (2, 5):
-        torch.testing.assert_close(gradient(task, batch, parts), whole, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(gradient_of_step(task, batch, parts), whole, rtol=1e-10, atol=1e-12)
 
 
 # Measures and predictions ---------------------------------------------------------------------------

@@ -89,10 +89,13 @@ class Table(nn.Module):
 
 def enumerate_sequences(task: Translation, source: Tensor, length: int) -> dict[tuple[int, ...], float]:
     """log p of every sequence that decoding can give: ended, or cut off at `length`."""
-    found = {}
+    found: dict[tuple[int, ...], float] = {}
     for n in range(1, length + 1):
-        for tokens in itertools.product(range(WORDS), repeat=n):
-            if END in tokens[:-1] or (tokens[-1] != END and n < length):
-                continue
-            found[tokens] = log_likelihood(task.pairs, source[None], torch.tensor([tokens])).item()
+        every = [
+            tokens
+            for tokens in itertools.product(range(WORDS), repeat=n)
+            if END not in tokens[:-1] and (tokens[-1] == END or n == length)
+        ]
+        values = log_likelihood(task.pairs, source.expand(len(every), -1), torch.tensor(every))
+        found |= dict(zip(every, values.tolist(), strict=True))
     return found

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quire.errors import InputError
 from quire.functional.memory import LiveBytes
 from quire.tuning import LoRAConfig, inject, quantise_base
 from quire.tuning.memory import measure_memory, predict_memory, step_memory
@@ -184,3 +185,8 @@ def test_a_qlora_step_takes_what_the_arithmetic_says() -> None:
     peak = torch.cuda.max_memory_allocated() - max(others, 0) - inputs.nbytes
     predicted = step_memory(model, (inputs,), loss)
     assert peak == pytest.approx(predicted.total, rel=0.05), f"{peak} measured, {predicted}"
+
+
+def test_an_optimiser_that_is_none() -> None:
+    with pytest.raises(InputError, match=r"unknown optimiser 'adm'(.|\n)*did you mean 'adam'"):
+        predict_memory(make(), LoRAConfig(), optimiser="adm")  # type: ignore[arg-type]

@@ -138,6 +138,7 @@ def test_every_registered_model_can_be_adapted(name: str) -> None:
         ({"rank": 1.5}, "rank is 1.5"),
         ({"alpha": -1.0}, "alpha is -1.0"),
         ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"dropout": "some"}, "dropout is 'some'"),
         ({"targets": ()}, "at least one target"),
     ],
 )

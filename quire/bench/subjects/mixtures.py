@@ -66,11 +66,7 @@ def growth(place: Place) -> Iterator[Growth]:
 
 def case(place: Place, rows: int, features: int, components: int, bars: tuple[Bar, ...] = ()) -> Case:
     array = random_rows(rows, features, components)
-    start = {
-        "weights_init": np.full(components, 1 / components),
-        "means_init": array[:components],
-        "precisions_init": np.tile(np.linalg.inv(np.cov(array.T)), (components, 1, 1)),
-    }
+    start = common_start(array, components)
 
     def fitted(kind: Any, data: Any) -> Callable[[int], Any]:
         def run(iterations: int) -> Any:
@@ -115,11 +111,7 @@ def gpu_case(place: Place, rows: int, features: int, components: int) -> Case:
 
     array = random_rows(rows, features, components)
     x = torch.tensor(array, device=place.device, dtype=torch.float32)
-    start: dict[str, Any] = {
-        "weights_init": np.full(components, 1 / components),
-        "means_init": array[:components],
-        "precisions_init": np.tile(np.linalg.inv(np.cov(array.T)), (components, 1, 1)),
-    }
+    start = common_start(array, components)
     few, many = 10, 210
 
     def run(iterations: int, x: torch.Tensor = x) -> float:
@@ -149,6 +141,15 @@ def gpu_case(place: Place, rows: int, features: int, components: int) -> Case:
             Bar("error", at_most=1e-6),
         ),
     )
+
+
+def common_start(rows: np.ndarray, components: int) -> dict[str, Any]:
+    """Equal weights, the first rows as means and the covariance of all: what every contestant begins with."""
+    return {
+        "weights_init": np.full(components, 1 / components),
+        "means_init": rows[:components],
+        "precisions_init": np.tile(np.linalg.inv(np.cov(rows.T)), (components, 1, 1)),
+    }
 
 
 def formula_step(

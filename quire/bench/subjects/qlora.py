@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.bench.case import SUBJECTS, Bar, Case, Kind, Place, Work, largest_difference
+from quire.bench.training import captured
 from quire.tuning import LoRAConfig, inject, quantise_base
 
 RANK = 16
@@ -65,18 +66,3 @@ def qlora(place: Place) -> Iterator[Case]:
                 *((Bar("time", at_most=1.15, rival=rival),) if place.on_gpu else ()),
             ),
         )
-
-
-def captured(run: Callable[[], object]) -> Callable[[], object]:
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run()
-
-    def call() -> object:
-        graph.replay()
-        return found
-
-    return call

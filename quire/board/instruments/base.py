@@ -151,8 +151,6 @@ def answer(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, Axis):
-        return value._asdict()
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -6,6 +6,7 @@ from quire.board.instruments import INSTRUMENTS, Instrument
 from quire.board.instruments.base import Choice, Slider
 from quire.board.markup import Markup, address, tag
 from quire.board.pages.frame import page
+from quire.board.pages.sheet import entry_address
 
 
 def list_page() -> str:
@@ -20,10 +21,7 @@ def list_page() -> str:
 
 
 def instrument_page(one: Instrument) -> str:
-    entries = [
-        tag("a", id, href=f"{address('sheet', id.partition('/')[0])}#{id.replace('/', '-')}")
-        for id in one.entries
-    ]
+    entries = [tag("a", id, href=entry_address(id)) for id in one.entries]
     return page(
         one.title,
         tag("p", one.about),

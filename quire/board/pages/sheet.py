@@ -21,17 +21,20 @@ def chapters_of(entries: Entries) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def anchor(entry: dict[str, Any]) -> str:
-    return re.sub("[^a-z0-9]+", "-", entry["id"].lower())
+def anchor(id: str) -> str:
+    """The name of an entry's section on the page of its chapter."""
+    return re.sub("[^a-z0-9]+", "-", id.lower())
+
+
+def entry_address(id: str) -> str:
+    """Where an entry stands in the sheet."""
+    return f"{address('sheet', id.partition('/')[0])}#{anchor(id)}"
 
 
 def contents_page(entries: Entries) -> str:
     blocks = []
     for chapter, own in chapters_of(entries).items():
-        links = [
-            tag("li", tag("a", entry["title"], href=f"{address('sheet', chapter)}#{anchor(entry)}"))
-            for entry in own
-        ]
+        links = [tag("li", tag("a", entry["title"], href=entry_address(entry["id"]))) for entry in own]
         about = re.sub(r"^Chapter \d+[:,]\s*", "", own[0]["about"])
         blocks.append(
             tag(
@@ -61,7 +64,7 @@ def contents_page(entries: Entries) -> str:
 
 
 def chapter_page(chapter: str, entries: Entries) -> str:
-    links = [tag("a", entry["title"], href=f"#{anchor(entry)}") for entry in entries]
+    links = [tag("a", entry["title"], href=f"#{anchor(entry['id'])}") for entry in entries]
     tools = tag(
         "div", tag("button", "Run all proofs of this chapter", type="button", id="all"), class_="tools"
     )
@@ -92,7 +95,7 @@ def entry_section(entry: dict[str, Any]) -> Markup:
         code("the proof", entry["proof"]) if entry["proof"] else None,
         links(entry["id"]),
         picture(entry) if entry["picture"] else None,
-        anchor=anchor(entry),
+        anchor=anchor(entry["id"]),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from quire.data.images.preparation import ImagePreparation, channel_moments, no_
 from quire.data.images.recognise import open_images, open_scenes
 from quire.data.images.source import ImageSource, counted, some
 from quire.data.images.stream import Progress, fits, gather
-from quire.data.images.survey import LARGEST, Survey, broken_note, choose_shape, survey
+from quire.data.images.survey import LARGEST, Survey, broken_note, choose_shape, resized_note, survey
 from quire.data.load import Split
 from quire.data.splits import split_rows
 from quire.errors import DataError, InputError
@@ -111,6 +111,9 @@ def _load(
             fix="" if boxes else "give the folder whose sub-folders are the classes",
         )  # fmt: skip
     shape = like.shape if like is not None else choose_shape(seen, options, largest)
+    if options.size is None:
+        seen = seen.noting(*resized_note(seen, shape))
+        source = seen.source
     fields: dict[str, Tensor] = {}
     if target is not None:
         fields = target_fields(seen, target, boxes=boxes, need_target=True)

@@ -38,7 +38,7 @@ def open_images(path: Path | str, options: Images) -> ImageSource:
             return read_idx(path, options)
         raise DataError(
             f"a file of kind '{path.suffix}'", path=path, expected=KINDS,
-            fix="give the folder of the images, or convert the file",
+            fix="give the folder of the images; for a table use a recipe such as mlp",
         )  # fmt: skip
     if find_images(path):
         return read_idx(path, options)
@@ -61,10 +61,12 @@ def open_scenes(path: Path | str, options: Scenes, *, plain: bool = False) -> Im
         return coco.read_coco(path, found, options)
     if plain and (path.is_dir() or is_image(path)):
         return read_plain(path, options)
+    beside = sorted(path.glob("*.json")) if path.is_dir() else []
     raise DataError(
         "a folder without annotations" if path.is_dir() else f"a file of kind '{path.suffix}'",
         path=path,
         expected=SCENE_KINDS,
+        fix=f"give the file with the annotations: {beside[0]}" if beside else "",
     )
 
 

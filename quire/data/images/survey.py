@@ -79,6 +79,16 @@ def broken_note(errors: Sequence[DataError], total: int) -> str:
     return f"{len(errors)} of {counted(total, 'image')} unusable, left out: {reasons}"
 
 
+def resized_note(survey: Survey, shape: Shape) -> list[str]:
+    """A word on images that are brought to another size without having been asked to."""
+    low, high = survey.size.min(0), survey.size.max(0)
+    if (low == (shape.width, shape.height)).all() and (low == high).all():
+        return []
+    found = f"{low[0]} × {low[1]}" + ("" if (low == high).all() else f" to {high[0]} × {high[1]}")
+    said = f"{shape.width} × {shape.height}; --images.size and --images.fit say otherwise"
+    return [f"images of {found} pixels are brought to {said}"]
+
+
 def choose_shape(survey: Survey, options: Images, largest: int = LARGEST) -> Shape:
     """The shape that the options ask for; without them the size and colours that all images share, and
     `largest` where they differ or are larger."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,9 @@ from quire.options import Table as TableOptions
 from quire.options import Text
 
 KINDS = (
-    "a CSV, TSV or Parquet table with a column of texts and one of labels, a folder with one sub-folder of "
-    "text files for each class (also below train/, val/ and test/), or to predict on a text file with a text "
-    "on each line"
+    "a CSV, TSV, JSON lines or Parquet table with a column of texts and one of labels, a folder with one "
+    "sub-folder of text files for each class (also below train/, val/ and test/), or to predict on a text "
+    "file with a text on each line"
 )
 
 
@@ -45,7 +46,11 @@ def open_labelled(
         return read_lines(path, options)
     table = read_table(path)
     text, label = choose_columns(table, options) if like is None else match_columns(table, *like)
-    return from_table(table, text, label, options)
+    samples = from_table(table, text, label, options)
+    if like is not None or label is None or None not in (options.column, options.label):
+        return samples
+    note = f"the texts are in '{text}', the labels in '{label}'; --text.column and --text.label name others"
+    return replace(samples, notes=(note, *samples.notes))
 
 
 def _builtin(name: str, options: Text) -> Samples:
@@ -170,6 +175,11 @@ def from_table(table: Table, text: str, label: str | None, options: Text) -> Sam
     if kind == "empty":
         raise DataError("the column of the labels has no values", path=table.source, column=label)
     labels = find_labels(table, label, kind)
+    if len(table) > 2 and len(labels.values) == len(table) and options.label is None:
+        raise DataError(
+            f"another label in each of {len(table)} rows", path=table.source, column=label,
+            expected="classes with several texts each", fix="name the column of the labels with --text.label",
+        )  # fmt: skip
     return Samples(
         samples.source, options, samples.texts, samples.names, labels=labels,
         codes=labels.codes(table, label).astype(np.int64), label=label,

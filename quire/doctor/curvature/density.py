@@ -17,12 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from quire.doctor.curvature.hessian import (
-    Batches,
-    Hessian,
-    LossFunction,
-    lanczos,
-)
+from quire.doctor.curvature.hessian import Batches, Hessian, LossFunction, lanczos
+from quire.doctor.pictures import new_axes
 from quire.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,10 +104,9 @@ class Spectrum:
 
     def figure(self) -> Figure:
         """The density on a logarithmic axis, with λmin and λmax."""
-        from matplotlib.figure import Figure
-
-        picture = Figure(figsize=(7, 4), layout="constrained")
-        axes = picture.add_subplot()
+        title = f"Curvature of the loss: stable step sizes are below {self.stable_step:.3g}"
+        labels = ("eigenvalue λ of the Hessian", "spectral density (1 / unit of λ)")
+        picture, axes = new_axes(title, *labels, size=(7, 4))
         grid, density = self.grid.tolist(), self.density.clamp(min=1e-12).tolist()
         axes.fill_between(grid, 1e-12, density, alpha=0.3)
         axes.plot(grid, density, label=f"density of {self.size} eigenvalues")
@@ -120,9 +115,6 @@ class Spectrum:
         axes.set_yscale("log")
         peak = max(density)
         axes.set_ylim(1e-5 * peak, 3 * peak)
-        axes.set_xlabel("eigenvalue λ of the Hessian")
-        axes.set_ylabel("spectral density (1 / unit of λ)")
-        axes.set_title(f"Curvature of the loss: stable step sizes are below {self.stable_step:.3g}")
         axes.legend()
         return picture
 

@@ -1,6 +1,11 @@
 """How well a way of learning does on rows that it has not seen, and what would make it better.
 
-print(folds(from_estimator(LogisticRegression(), x, y)))
+    print(folds(from_estimator(LogisticRegression(), x, y)))
+
+Anything that can be trained anew is studied alike: a `Refit` trains on some of its rows and gives a `Judge`,
+which measures and answers any rows. `from_estimator` makes one of a scikit-learn estimator,
+`quire.recipes.again` of a run. A study gives numbers (`numbers`, `table`), a sentence (`verdict`) and a
+picture (`figure`).
 """
 
 from quire.doctor.studies.confidence import Calibration, calibration

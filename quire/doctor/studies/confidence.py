@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from quire.doctor.pictures import new_axes
 from quire.doctor.studies.refit import Answers, Study
 from quire.errors import InputError
 
@@ -115,10 +116,11 @@ class Calibration(Study):
 
     def figure(self) -> Figure:
         """The reliability diagram."""
-        from matplotlib.figure import Figure
-
-        picture = Figure(figsize=(4.8, 4.6), layout="constrained")
-        axes = picture.add_subplot()
+        labels = ("level of the interval", "share of targets inside")
+        if self.of == "classes":
+            labels = ("probability of the answer", "share of right answers")
+        title = "Calibrated" if self.calibrated else "Not calibrated"
+        picture, axes = new_axes(title, *labels, size=(4.8, 4.6))
         shown = [i for i, count in enumerate(self.count) if count]
         said, happened = ([values[i] for i in shown] for values in (self.said, self.happened))
         axes.plot([0, 1], [0, 1], ":", color="tab:gray", label="calibrated")
@@ -126,10 +128,7 @@ class Calibration(Study):
         if self.of == "classes":
             share = [self.count[i] / self.rows for i in shown]
             axes.bar(said, share, width=0.04, color="tab:blue", alpha=0.2, label="share of the rows")
-            axes.set(xlabel="probability of the answer", ylabel="share of right answers")
-        else:
-            axes.set(xlabel="level of the interval", ylabel="share of targets inside")
-        axes.set(title="Calibrated" if self.calibrated else "Not calibrated", xlim=(0, 1), ylim=(0, 1.02))
+        axes.set(xlim=(0, 1), ylim=(0, 1.02))
         axes.legend()
         return picture
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quire.doctor.studies.refit import HELD, Counter, Progress, Refit, Study, need, new_axes
+from quire.doctor.pictures import new_axes
+from quire.doctor.studies.refit import HELD, Counter, Progress, Refit, Study, need
 from quire.errors import InputError, unknown_name
 
 if TYPE_CHECKING:

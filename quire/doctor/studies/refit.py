@@ -23,8 +23,6 @@ Part = Tensor | str
 """Numbers of training rows, or the name of a part that no fit is given."""
 Progress = Callable[[int, int], None]
 """Called with the number of fits done and of all."""
-
-
 HELD = 5
 """One row in so many is kept apart where there is no part of its own to judge by."""
 
@@ -142,16 +140,6 @@ def need(value: int, least: int, name: str, why: str) -> None:
         raise InputError(
             f"{value} {name}", expected=f"at least {least}: {why}", fix=f"ask for {least} or more"
         )
-
-
-def new_axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Any]:
-    """A picture with one diagram."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = picture.add_subplot()
-    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
-    return picture, axes
 
 
 class EstimatorJudge:

@@ -1,11 +1,6 @@
-"""How well a way of learning does on rows that it has not seen, and what would make it better.
+"""Training again on some of the rows: by folds, and on resamples that tell bias from variance.
 
-Anything that can be trained anew is studied alike: a `Refit` trains on some of its rows and gives a `Judge`,
-which measures and answers any rows. `from_estimator` makes one of a scikit-learn estimator,
-`quire.recipes.again` of a run. A study gives numbers (`numbers`, `table`), a sentence (`verdict`) and a
-picture (`figure`).
-
-N training rows, K folds, R repeats, S sizes, M judged rows, C classes.
+N training rows, K folds, R repeats, M judged rows, C classes.
 """
 
 from __future__ import annotations
@@ -18,22 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quire.doctor.studies.refit import (
-    HELD,
-    Answers,
-    Counter,
-    Part,
-    Progress,
-    Refit,
-    Study,
-    need,
-    new_axes,
-)
+from quire.doctor.pictures import new_axes
+from quire.doctor.studies.refit import HELD, Answers, Counter, Part, Progress, Refit, Study, need
 from quire.errors import InputError
 from quire.functional import generalise as formulas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+LIMITS = {
+    **dict.fromkeys(("accuracy", "precision", "recall", "f1", "coverage"), (0.0, 1.0)),
+    **dict.fromkeys(("rmse", "mae"), (0.0, math.inf)),
+    "r2": (-math.inf, 1.0),
+}
+"""Below and above which a measure is never."""
 
 # Folds ------------------------------------------------------------------------------------------
 
@@ -80,8 +73,10 @@ class Folds(Study):
     level: float = 0.95
 
     def interval(self, measure: str) -> Interval:
-        """Of the measure on rows left out."""
-        return fold_interval(self.held[measure], self.folds, self.level)
+        """Of the measure on rows left out, within what the measure can be."""
+        found = fold_interval(self.held[measure], self.folds, self.level)
+        least, most = LIMITS.get(measure.rpartition(".")[2], (-math.inf, math.inf))
+        return Interval(found.mean, max(found.low, least), min(found.high, most))
 
     @property
     def verdict(self) -> str:

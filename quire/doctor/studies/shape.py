@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from quire.doctor.pictures import new_axes
 from quire.doctor.studies.refit import Study
 from quire.errors import InputError
 from quire.functional.geometry import equivariance_error
@@ -181,14 +182,14 @@ class Regions(Study):
     def figure(self) -> Figure:
         """The pieces of a plane through three rows, or how many pieces lines have."""
         from matplotlib.collections import PolyCollection
-        from matplotlib.figure import Figure
 
-        picture = Figure(figsize=(5.4, 4.6), layout="constrained")
-        axes = picture.add_subplot()
+        size = (5.4, 4.6)
         if not self.polygons:
+            picture, axes = new_axes("Linear pieces between two rows", "pieces", "pairs of rows", size)
             axes.hist(self.lines, bins=min(20, 1 + max(self.lines) - min(self.lines)))
-            axes.set(title="Linear pieces between two rows", xlabel="pieces", ylabel="pairs of rows")
             return picture
+        names = ("towards the second row", "towards the third row")
+        picture, axes = new_axes(f"{self.plane:,} linear regions", *names, size)
         colours = torch.tensor([region.gradient.norm() for region in self.polygons])
         pieces = PolyCollection(
             [region.polygon.numpy() for region in self.polygons], array=colours.numpy(), edgecolors="white",
@@ -199,8 +200,6 @@ class Regions(Study):
         axes.plot(corners[:, 0].tolist(), corners[:, 1].tolist(), "o", color="tab:red", label="rows")
         axes.autoscale_view()
         picture.colorbar(pieces, ax=axes, label="slope of the outputs")
-        axes.set(title=f"{self.plane:,} linear regions", xlabel="towards the second row",
-                 ylabel="towards the third row")  # fmt: skip
         axes.legend()
         return picture
 
@@ -262,16 +261,13 @@ class Equivariance(Study):
         return {"error": self.error, "same": self.same, "rows": self.rows}
 
     def figure(self) -> Figure:
-        from matplotlib.figure import Figure
-
-        picture = Figure(figsize=(6.0, 3.6), layout="constrained")
-        axes = picture.add_subplot()
+        label = "relative error (0: unmoved)"
+        picture, axes = new_axes("Outputs of changed inputs", label, "change", (6.0, 3.6))
         names = list(self.error)
         axes.barh(names, [self.error[name] for name in names], height=0.5)
         for place, name in enumerate(names):
             text = f" {self.same[name]:.0%} of the answers stay" if name in self.same else ""
             axes.text(self.error[name], place, text, va="center")
-        axes.set(title="Outputs of changed inputs", xlabel="relative error (0: unmoved)", ylabel="change")
         axes.margins(x=0.8)
         return picture
 

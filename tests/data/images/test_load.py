@@ -35,12 +35,15 @@ def test_size_and_colour_that_all_share(tmp_path: Path) -> None:
     class_folders(tmp_path / "same", {"a": 3, "b": 3}, side=6, channels=1)
     data = load_images(tmp_path / "same")
     assert (data.preparation.size, data.preparation.channels) == ((6, 6), 1)
+    assert "brought to" not in str(data.warnings)
     assert data.train.inputs.dtype == torch.uint8
     save(tmp_path / "same" / "a" / "wide.png", noise(8, 6))
     data = load_images(tmp_path / "same")
     assert (data.preparation.size, data.preparation.channels) == ((224, 224), 3)
+    assert "images of 6 × 6 to 8 × 6 pixels are brought to 224 × 224" in data.warnings[0]
     data = load_images(tmp_path / "same", Images(size=5, colour="grey"))
     assert data.train.inputs.shape[1:] == (1, 5, 5)
+    assert "brought to" not in str(data.warnings)
     for i in range(6):
         save(tmp_path / "large" / "ab"[i % 2] / f"{i}.png", noise(225, 100, seed=i))
         save(tmp_path / "flat" / "ab"[i % 2] / f"{i}.png", noise(20, 10, seed=i))

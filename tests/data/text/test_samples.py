@@ -241,6 +241,7 @@ def test_texts_are_cut_where_most_have_ended(tmp_path: Path) -> None:
     data = load_labelled(path, Text(validation=0, test=0))
     assert data.preparation.length == 38  # of the lengths 1 … 40
     assert data.warnings == (
+        "the texts are in 'text', the labels in 'label'; --text.column and --text.label name others",
         "2 of 40 texts are longer than 38 tokens and are cut there, the first in line 40",
     )
     split = load_labelled(path, Text(validation=0.25, test=0.25), seed=1)
@@ -279,12 +280,26 @@ def test_parquet_and_numbers_as_labels(tmp_path: Path) -> None:
         load_labelled(tmp_path / "b.parquet", Text(column="a"))
 
 
+def test_a_last_column_of_numbers_is_no_column_of_labels(tmp_path: Path) -> None:
+    rows = "".join(f"{'ab'[i % 2]},text {i},{i / 7}\n" for i in range(30))
+    path = write(tmp_path / "a.csv", "label,text,score\n" + rows)
+    with pytest.raises(DataError) as caught:
+        load_labelled(path)
+    assert str(caught.value) == (
+        f"{path}:score: another label in each of 30 rows\n  expected: classes with several texts each\n"
+        "  fix: name the column of the labels with --text.label"
+    )
+    named = load_labelled(path, Text(label="label", column="text"))
+    assert named.classes == ["a", "b"]
+    assert not any("--text.label" in note for note in named.warnings)
+
+
 def test_labels_and_texts_that_are_missing(tmp_path: Path) -> None:
     rows = [f"text {i},{'ab'[i % 2]}" for i in range(30)]
     rows[3], rows[8] = "text 3,", '"  ",a'
     data = load_labelled(write(tmp_path / "a.csv", "text,label\n" + "\n".join(rows) + "\n"))
-    assert data.warnings[0] == "1 of 30 rows have no target and are left out, the first in line 5"
-    assert data.warnings[1] == "1 of 29 texts are empty and are left out, the first in line 10"
+    assert data.warnings[1] == "1 of 30 rows have no target and are left out, the first in line 5"
+    assert data.warnings[2] == "1 of 29 texts are empty and are left out, the first in line 10"
     one = write(tmp_path / "b.csv", "text,label\n" + "".join(f"text {i},a\n" for i in range(9)))
     with pytest.raises(DataError, match="one class only: 'a'"):
         load_labelled(one)

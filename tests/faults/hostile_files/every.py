@@ -1,0 +1,15 @@
+"""All hostile files, by theme."""
+
+from __future__ import annotations
+
+from tests.faults.hostile_files.case import Case
+from tests.faults.hostile_files.documents import configs, texts
+from tests.faults.hostile_files.images import images, scenes
+from tests.faults.hostile_files.packed import packed
+from tests.faults.hostile_files.runs import runs
+from tests.faults.hostile_files.tables import tables
+from tests.faults.hostile_files.tensors import tensors
+
+
+def cases() -> list[Case]:
+    return [*tables(), *tensors(), *images(), *scenes(), *texts(), *configs(), *runs(), *packed()]
