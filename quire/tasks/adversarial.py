@@ -36,8 +36,8 @@ from quire.models.conditional import Labels, asked_classes
 from quire.models.gan import Discriminator, Generator
 from quire.models.registry import build_model, model_spec
 from quire.nn.images import ImageInputs
+from quire.tasks.common import build_inputs, inputs_spec
 from quire.tasks.generating import check_asked, in_parts, label_of
-from quire.tasks.parts import build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 GeneratorLoss = Literal["non-saturating", "min-max"]

@@ -26,7 +26,7 @@ from quire.errors import InputError
 from quire.models.ensemble import MLPEnsemble
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, Heteroscedastic, Regression, build_head
-from quire.tasks.parts import rows_for_noise
+from quire.tasks.common import rows_for_noise
 from quire.tasks.supervised import engine_loss
 from quire.train.sums import add_to
 from quire.train.task import TASKS, Explicit, Task, Weight

@@ -38,8 +38,8 @@ from quire.functional.components import (
 from quire.functional.scatter import HEAD_ROWS, View, first_view, moments, power_sums
 from quire.functional.threads import one_thread
 from quire.options import check
+from quire.tasks.common import require_features
 from quire.tasks.on_host import OnHost, gathered
-from quire.tasks.parts import require_features
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
 

@@ -34,7 +34,7 @@ from quire.functional.detect import leave_out_crowds, match_boxes, multibox_part
 from quire.functional.suppression import read_detections
 from quire.models.registry import build_model, model_spec
 from quire.nn.images import Augmentation, ImageInputs
-from quire.tasks.parts import as_weight, build_inputs, inputs_spec
+from quire.tasks.common import as_weight, build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 MATCHED = "target.matched"

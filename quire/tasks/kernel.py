@@ -26,7 +26,7 @@ from quire.errors import InputError
 from quire.models.nadaraya_watson import NadarayaWatson
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, build_head
-from quire.tasks.parts import as_weight, rows_for_noise
+from quire.tasks.common import as_weight, rows_for_noise
 from quire.train.evaluate import evaluation_batch
 from quire.train.sums import add_up
 from quire.train.task import TASKS, Task, Weight

@@ -41,6 +41,7 @@ from quire.functional.nearest import (
 from quire.functional.tally import Tally
 from quire.functional.threads import one_thread
 from quire.options import check_range
+from quire.tasks.common import require_features
 from quire.tasks.kmeans_rows import (
     Tallies,
     candidates,
@@ -50,7 +51,6 @@ from quire.tasks.kmeans_rows import (
     weighted_rows,
 )
 from quire.tasks.on_host import OnHost, gathered
-from quire.tasks.parts import require_features
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
 

@@ -24,7 +24,7 @@ from quire.functional.linear_loss import linear_cross_entropy
 from quire.models.registry import build_model, model_spec
 from quire.nn.head import full_precision
 from quire.nn.heads import IGNORE
-from quire.tasks.parts import as_weight
+from quire.tasks.common import as_weight
 from quire.train.task import TASKS, Task, Weight
 
 CHUNK_NUMBERS = 2**24

@@ -33,10 +33,10 @@ from quire.functional.mixtures import (
 from quire.functional.threads import one_thread
 from quire.models.conditional import Labels, asked_classes
 from quire.options import check_range
+from quire.tasks.common import require_features
 from quire.tasks.generating import check_asked
 from quire.tasks.mixture_start import Start, first_mixtures, whitening_frame
 from quire.tasks.on_host import OnHost, gathered
-from quire.tasks.parts import require_features
 from quire.train.statistics import StatisticsTask, Swept, as_rows
 from quire.train.task import TASKS, Weight
 

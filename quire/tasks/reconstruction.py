@@ -35,7 +35,7 @@ from quire.models.mlp import check_positive_integer
 from quire.models.registry import build_model, model_spec
 from quire.nn.images import ImageInputs
 from quire.options import check, check_range
-from quire.tasks.parts import as_weight, build_inputs, inputs_spec
+from quire.tasks.common import as_weight, build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 CLEAN, HIDDEN = "clean", "hidden"

@@ -36,7 +36,7 @@ from quire.nn.heads import Categorical
 from quire.nn.images import ImageInputs
 from quire.nn.views import Views
 from quire.options import check, check_range
-from quire.tasks.parts import as_weight, build_inputs, inputs_spec
+from quire.tasks.common import as_weight, build_inputs, inputs_spec
 from quire.train.task import TASKS, Task, Weight
 
 LABELLED, LABELS, STRONG = "labelled", "labelled.target", "strong"

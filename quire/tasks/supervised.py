@@ -26,7 +26,7 @@ from quire.functional.feedforward import one_hot
 from quire.models.registry import build_model, model_spec
 from quire.nn.heads import Categorical, Gaussian, Head, build_head
 from quire.nn.images import Augmentation, ImageInputs
-from quire.tasks.parts import as_weight, build_inputs, inputs_spec, rows_for_noise
+from quire.tasks.common import as_weight, build_inputs, inputs_spec, rows_for_noise
 from quire.train.sums import add_up
 from quire.train.task import TASKS, Explicit, Task, Weight
 

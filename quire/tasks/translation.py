@@ -29,7 +29,7 @@ from quire.functional.sampling import Hypothesis, beam_search, sample
 from quire.models.registry import build_model, model_spec
 from quire.nn.head import full_precision
 from quire.nn.heads import IGNORE
-from quire.tasks.parts import as_weight
+from quire.tasks.common import as_weight
 from quire.train.task import TASKS, Task, Weight
 
 MODES = ("mode", "sample", "beam")

@@ -43,8 +43,8 @@ from quire.models.vae import VAE
 from quire.nn.head import full_precision
 from quire.nn.images import ImageInputs
 from quire.options import check_range
+from quire.tasks.common import build_inputs, inputs_spec
 from quire.tasks.generating import check_asked, in_parts, label_of
-from quire.tasks.parts import build_inputs, inputs_spec
 from quire.train.evaluate import evaluation_batch
 from quire.train.sums import add_up
 from quire.train.task import TASKS, Task, Weight
