@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
+from quire.cli.launch import leave
 from quire.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quire import __version__
+from quire.cli.launch import leave
 from quire.errors import InputError, QuireError, unknown_name
 
 Words = Sequence[str]
@@ -223,4 +224,4 @@ def _traceback() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
