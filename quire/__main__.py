@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.cli.launch import leave
 from quire.cli.main import main
+from quire.cli.member import leave
 
 if __name__ == "__main__":
     leave(main())

@@ -44,11 +44,14 @@ def check_range(options: Any, prefix: str, **bounds: str) -> None:
         check(good, f"{prefix}{name}", value, f"a number {'in ' if bound[0] in '[(' else ''}{bound}")
 
 
+ScheduleName = Literal["constant", "linear", "power", "exponential", "cosine"]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Step size as a function of the step τ: warm-up first, then the named shape."""
 
-    name: Literal["constant", "linear", "power", "exponential", "cosine"] = "constant"
+    name: ScheduleName = "constant"
     warmup: int = 0
     """Steps over which the step size grows linearly from 0."""
     final: float = 0.0
@@ -62,7 +65,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_range(self, "--optim.schedule.", warmup=">= 0", final=">= 0", scale="> 0", rate="> 0")
-        names = ("constant", "linear", "power", "exponential", "cosine")
+        names = get_args(ScheduleName)
         check(self.name in names, "--optim.schedule.name", self.name, f"one of {', '.join(names)}")
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 from quire.errors import QuireError
 
@@ -31,8 +30,6 @@ SAYING = (1, 2)
 """Codes that a process ends with which has said why."""
 LOST = "lost touch with another"
 """What a process says that failed because another did."""
-MEMBER = "--member"
-"""NUMBER COUNT MEETING before the recipe: what `quire train` starts its own processes with."""
 SAID = 2000
 """Characters of what a failed process said that are shown."""
 
@@ -180,16 +177,6 @@ class _Failed(QuireError):
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def leave(code: int) -> NoReturn:
-    """End this process. One of several does so without Python's own end: while that takes things apart,
-    threads of PyTorch's may let go of objects of Python, and are then aborted with all that was done."""
-    if MEMBER not in sys.argv and "WORLD_SIZE" not in os.environ:  # which torchrun sets
-        sys.exit(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def end_with_parent() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quire import __version__
-from quire.cli.launch import leave
+from quire.cli.member import leave
 from quire.errors import InputError, QuireError, unknown_name
 
 Words = Sequence[str]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import HELP, is_flag
-from quire.cli.launch import MEMBER, end_with_parent, launch
+from quire.cli.member import MEMBER
 from quire.cli.parse import parse_with_config
 from quire.cli.paths import require_file, require_run
 from quire.cli.recipes import all_recipes, find_recipe
@@ -72,6 +72,8 @@ def with_processes(options: type[RunOptions]) -> type:
 
 def start(count: int, words: Sequence[str]) -> int:
     """This command in `count` processes that train together."""
+    from quire.cli.launch import launch
+
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:
         meeting = (Path(folder) / "meeting").as_uri()
         command = [sys.executable, "-m", "quire.cli.main", "train", MEMBER]
@@ -79,6 +81,7 @@ def start(count: int, words: Sequence[str]) -> int:
 
 
 def _started_as(words: Sequence[str]) -> Member:
+    from quire.cli.launch import end_with_parent
     from quire.train.processes import Member
 
     end_with_parent()

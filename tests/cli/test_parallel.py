@@ -276,7 +276,7 @@ def test_who_has_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("member", [False, True])
 def test_one_of_several_ends_without_pythons_own_end(member: bool) -> None:
     """Which may be aborted by threads that are still there, after all is done and said."""
-    program = "import atexit; from quire.cli.launch import leave; atexit.register(print, 'end')"
+    program = "import atexit; from quire.cli.member import leave; atexit.register(print, 'end')"
     program += "; print('done'); leave(3)"
     env = {**os.environ, **({"WORLD_SIZE": "2"} if member else {})}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
