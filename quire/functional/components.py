@@ -28,7 +28,15 @@ import torch
 from torch import Tensor
 
 from quire.errors import InputError
-from quire.functional.scatter import HEAD_ROWS, View, first_view, moments, power_sums, share_lost, slab_rows
+from quire.functional.scatter import (
+    HEAD_ROWS,
+    View,
+    first_view,
+    moments,
+    power_sums,
+    share_lost,
+    slab_rows,
+)
 from quire.functional.threads import one_thread
 from quire.kernels import refusal
 
@@ -68,6 +76,42 @@ class Components(NamedTuple):
 # From sums to components, in float64 ----------------------------------------------------------
 
 
+class Facts(NamedTuple):
+    """What sums say in plain numbers, by which a view is judged."""
+
+    rows: float
+    """N."""
+    trace: float
+    """Of G."""
+    largest: float
+    """Of G's diagonal."""
+    constant: float
+    """How many numbers of G's diagonal are 0."""
+    drift: float
+    """‖t‖²/N, which centring takes off."""
+    lost: float
+    """`share_lost` of G; 0 where its products were in float64."""
+
+    @staticmethod
+    def of(sums: Mapping[str, Tensor]) -> Tensor:
+        """As one vector, without waiting for a GPU."""
+        count, total, diagonal = sums["count"], sums["total"], sums["gram"].diagonal()
+        numbers = [
+            count,
+            diagonal.sum(),
+            diagonal.max(),
+            (diagonal == 0).sum().double(),
+            total @ total / count,
+        ]
+        checks = [torch.linalg.vector_norm(sums[name]) for name in CHECKS if name in sums]
+        return torch.stack(numbers + checks)
+
+    @classmethod
+    def read(cls, numbers: Tensor) -> Facts:
+        rows, trace, largest, constant, drift, *checks = numbers.tolist()
+        return cls(rows, trace, largest, constant, drift, share_lost(*checks) if checks else 0.0)
+
+
 class Spectrum(NamedTuple):
     """What sums say of the centred rows X = Q diag(σ) V."""
 
@@ -83,8 +127,7 @@ class Spectrum(NamedTuple):
     """(L, L): turns Σ zy into Qᵀy; only where it was asked for."""
     rank: int
     """How many singular values can differ from zero at all."""
-    sums: Mapping[str, Tensor]
-    """What is small of the sums that this was made from, and G's "diagonal"; of the "error" its norm."""
+    facts: Facts
 
 
 def leading_eigenpairs(matrix: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
@@ -122,26 +165,40 @@ def filtered(matrix: Tensor, k: int) -> dict[str, Tensor]:
     return kernel(matrix, FILTERED_LINES)
 
 
-def pairs_in_basis(basis: Tensor, image: Tensor, bound: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """The k largest eigenvalues λ of A, falling, and their vectors v as rows, from orthonormal rows Q (L, D),
-    Q A and the bound that Q was filtered by; None if they are not found within Q.
+def products_in(basis: Tensor, image: Tensor) -> dict[str, Tensor]:
+    """What the host needs of Q and Q A, and of nothing larger: Q A Qᵀ and Q Qᵀ, (L, L)."""
+    return {"small": image @ basis.mT, "overlap": basis @ basis.mT}
+
+
+def pairs_in_basis(
+    basis: Tensor, image: Tensor, k: int, *, small: Tensor, overlap: Tensor, bound: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """The k largest eigenvalues λ of A, falling and on the host, and their vectors v as rows, from
+    orthonormal rows Q (L, D) and Q A, and on the host their products and the bound that Q was filtered by;
+    None if they are not found within Q.
 
     Found means ‖Av − λv‖ ≤ FOUND·λ and λ > bound. An eigenvalue that is larger than one that was found has
     grown more in the filter, so it is not missed unless the random rows that Q began with had nothing of its
     vector: all L of them less than rounding's share of it.
     """
-    rows, images = basis.numpy(), image.numpy()
-    small = images @ rows.T
-    if not np.isfinite(small).all():
+    if not bool(small.isfinite().all()):
         return None
-    values, turn = np.linalg.eigh((small + small.T) / 2)
-    values, turn = values[::-1][:k], turn.T[::-1][:k]
-    vectors = turn @ rows
-    rest = np.sqrt(np.square(turn @ images - values[:, None] * vectors).sum(1))
-    askew = np.abs(vectors @ vectors.T - np.eye(k)).max()
-    if not ((rest <= FOUND * values).all() and askew <= FOUND**2 + 1e-12 and values[-1] > float(bound)):
-        return None
-    return torch.from_numpy(values.copy()), torch.from_numpy(vectors)
+    pairs = torch.linalg.eigh(small + small.mT)
+    values, turn = pairs.eigenvalues.flip(0)[:k] / 2, pairs.eigenvectors.mT.flip(0)[:k]
+    vectors, rest = _turned(basis, image, turn, values)
+    askew = (turn @ overlap @ turn.mT - torch.eye(k, dtype=turn.dtype)).abs().max()
+    straight = askew <= FOUND**2 + 1e-12 and values[-1] > bound
+    return (values, vectors) if straight and bool((rest.cpu() <= FOUND * values).all()) else None
+
+
+def _turned(basis: Tensor, image: Tensor, turn: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """v = turn Q (k, D) and ‖Av − λv‖ (k,), from `turn` and λ on the host."""
+    if not basis.is_cuda:
+        vectors = turn @ basis
+        return vectors, torch.linalg.vector_norm(turn @ image - values[:, None] * vectors, dim=1)
+    from quire.kernels.eigen import turned
+
+    return turned(basis, image, turn, values)
 
 
 def beside(**parts: Tensor) -> dict[str, Tensor]:
@@ -152,13 +209,13 @@ def beside(**parts: Tensor) -> dict[str, Tensor]:
 
 
 def moved(device: torch.device, **parts: Tensor) -> dict[str, Tensor]:
-    """The parts, of one type and one device, on another by one copy."""
-    first, *_ = parts.values()
-    if first.device == device:
-        return parts
-    flat = torch.cat([part.flatten() for part in parts.values()]).to(device)
-    numbers = flat.split([part.numel() for part in parts.values()])
-    return {name: number.view(parts[name].shape) for name, number in zip(parts, numbers, strict=True)}
+    """The parts, all of one type, on a device, by one copy from each other one."""
+    for source in {part.device for part in parts.values()} - {device}:
+        away = {name: part for name, part in parts.items() if part.device == source}
+        flat = torch.cat([part.flatten() for part in away.values()]).to(device)
+        numbers = flat.split([part.numel() for part in away.values()])
+        parts |= {name: number.view(parts[name].shape) for name, number in zip(away, numbers, strict=True)}
+    return parts
 
 
 def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, left: bool = False) -> Spectrum:
@@ -169,42 +226,41 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, le
     """
     count, total, gram = sums["count"], sums["total"], sums["gram"]
     k = len(gram) if k is None or view.scale is not None else k
-    checks = {name: sums[name] for name in CHECKS if name in sums}
-    if "error" in checks:  # before a GPU is waited for
-        checks["error"] = torch.linalg.norm(checks["error"])
-    centred = torch.addr(gram, total, total / count, alpha=-1)
+    offset, facts = total / count, Facts.of(sums)
+    centred = torch.addr(gram, total, offset, alpha=-1)
+    view = view.to(gram.device)
+    if view.scale is not None:
+        offset = offset * view.scale
+    mean = view.shift + (offset if view.basis is None else offset @ view.basis)
+    pairs: tuple[Tensor, Tensor] | None = None
     single = view.precision != torch.float64 and view.scale is None and not left
     found = filtered(centred, k) if single else {}
-    known = beside(
-        **(found or _leading(centred, k)), count=count, total=total, diagonal=gram.diagonal(),
-        shift=view.shift, **checks,
-    )  # fmt: skip
     if found:
-        quick = pairs_in_basis(known.pop("basis"), known.pop("image"), known.pop("bound"), k)
-        values, vectors = quick or beside(**_leading(centred, k)).values()
-    else:
-        values, vectors = known.pop("values"), known.pop("vectors")
-    count, total, shift = known["count"], known["total"], known.pop("shift")
-    view = view._replace(shift=shift).to(values.device)
+        basis, image, bound = found["basis"], found["image"], found["bound"]
+        known = moved(torch.device("cpu"), facts=facts, bound=bound, **products_in(basis, image))
+        facts = known.pop("facts")
+        pairs = pairs_in_basis(basis, image, k, **known)
+    if pairs is None:
+        known = beside(**_leading(centred, k), mean=mean, facts=facts)
+        pairs, mean, facts = (known["values"], known["vectors"]), known["mean"], known["facts"]
+    (values, vectors), known_facts = pairs, Facts.read(facts)
+    view = view.to(vectors.device)
     inverse: Tensor | None = None
     if left:
         # Directions without any length are rounding: the inverse leaves them out.
         smallest = values[:1].clamp_min(0) * len(gram) * torch.finfo(values.dtype).eps
         inverse = torch.where(values > smallest, values, torch.inf).rsqrt()[:, None] * vectors
     values = values.clamp_min(0).sqrt()
-    square = (known["diagonal"] - total.square() / count).sum()
+    square = values.new_tensor(known_facts.trace - known_facts.drift)
     if view.scale is not None:
         turn, values, vectors = torch.linalg.svd(values[:, None] * vectors * view.scale)
         inverse, square = None if inverse is None else turn.mT @ inverse, values.square().sum()
     # Centring takes one off as many directions as there are rows, and columns that never change have none.
-    constant = int((known["diagonal"] == 0).sum()) if view.basis is None else 0
-    rank = max(min(int(count) - 1, len(gram) - constant), 0)
+    constant = int(known_facts.constant) if view.basis is None else 0
+    rank = max(min(int(known_facts.rows) - 1, len(gram) - constant), 0)
     values[rank:] = 0.0
-    if view.basis is None:
-        return Spectrum(shift + total / count, values, vectors, square, inverse, rank, known)
-    offset = total / count if view.scale is None else total / count * view.scale
-    mean = shift + offset @ view.basis
-    return Spectrum(mean, values, vectors @ view.basis, square, inverse, rank, known)
+    axes = vectors if view.basis is None else vectors @ view.basis
+    return Spectrum(mean, values, axes, square, inverse, rank, known_facts)
 
 
 def sharper_view(
@@ -213,20 +269,21 @@ def sharper_view(
     """Where the next pass should look from; None where the first `wanted` singular values (and the `rest`,
     taken together) are known to `ACCURACY`, or are zero as far as float64 can tell."""
     single, size = view.precision != torch.float64, len(sums["gram"])
-    count, trace = float(found.sums["count"]), float(found.sums["diagonal"].sum())
+    count, trace, most, _, drift, share = found.facts
     if single and not math.isfinite(trace):
         return view._replace(precision=torch.float64)  # squares that are too large for less
-    largest = float(found.singular_values[0])
+    values: list[float] = found.singular_values.tolist()
+    largest = values[0]
     # G's largest eigenvalue is about `top`; what of it is lost in rounding hides smaller ones.
-    top = largest**2 if view.scale is None else float(found.sums["diagonal"].max())
-    lost = rounding(view.precision) * float(found.sums["total"].square().sum()) / count
-    lost += ROOM * float(share_lost(found.sums)) * trace if single else rounding(view.precision) * top
+    top = largest**2 if view.scale is None else most
+    lost = rounding(view.precision) * drift
+    lost += ROOM * share * trace if single else rounding(view.precision) * top
     hidden = lost**0.5 * (1.0 if view.scale is None else float(view.scale.min()))
     floor = hidden / ACCURACY[view.precision] ** 0.5
-    known = found.singular_values[: min(wanted, found.rank)]
-    faintest = float(known[-1]) if len(known) else torch.inf
+    known = values[: min(wanted, found.rank)]
+    faintest = known[-1] if known else math.inf
     if rest and wanted < found.rank:
-        faintest = min(faintest, float((found.square - known.square().sum()).clamp_min(0).sqrt()))
+        faintest = min(faintest, max(float(found.square) - sum(value**2 for value in known), 0.0) ** 0.5)
     noise = torch.finfo(torch.float64).eps * max(count, size) * largest
     if not (faintest < floor and noise < floor):
         return None
@@ -239,8 +296,8 @@ def sharper_view(
 
 def align_signs(axes: Tensor) -> Tensor:
     """The largest entry of each row made positive; without that, a direction has no sign."""
-    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-    return torch.where(largest < 0, -axes, axes)
+    smallest, largest = axes.aminmax(dim=1, keepdim=True)
+    return torch.where(-smallest > largest, -axes, axes)
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:
@@ -272,7 +329,7 @@ def pca_covariance(x: Tensor, k: int) -> Components:
     demands it."""
     check_components(k, x.shape)
     view: View | None = first_view(x[:HEAD_ROWS])
-    with one_thread(x.device.type == "cpu"):
+    with one_thread():
         while view is not None:
             sums = moments(x, view)
             found = spectrum(sums, view, k)

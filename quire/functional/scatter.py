@@ -10,7 +10,7 @@ rows, in the precision that is asked for, and added in float64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,11 +107,10 @@ def moments(x: Tensor, view: View, *, backend: Backend = "auto") -> dict[str, Te
     return {"count": count} | (_moments_on_cpu if x.device.type == "cpu" else _moments)(x, view)
 
 
-def share_lost(sums: Mapping[str, Tensor]) -> Tensor:
-    """‖error of G‖ / trace G in the Frobenius norm, from some chunks and columns: an error grows with both of
-    the columns that it belongs to."""
-    squares = sums["checked"] * sums["checked_columns"]
-    return torch.linalg.norm(sums["error"]) / squares.sqrt().clamp_min(1e-300)
+def share_lost(error: float, checked: float, checked_columns: float) -> float:
+    """‖error of G‖ / trace G in the Frobenius norm, from its norm in some chunks and columns: an error grows
+    with both of the columns that it belongs to."""
+    return error / max(math.sqrt(checked * checked_columns), 1e-300)
 
 
 def checked_columns(size: int) -> slice:

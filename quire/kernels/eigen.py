@@ -15,6 +15,7 @@ All of it is one program in float64, since its steps wait for each other: for D 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -85,6 +86,33 @@ def _filter(  # type: ignore[no-untyped-def]
     tl.store(basis_ptr + place, y, mask=inside)
     tl.store(image_ptr + place, image, mask=inside)
     tl.store(bound_ptr, bound)
+
+
+@triton.jit
+def _turned(  # type: ignore[no-untyped-def]
+    basis_ptr, image_ptr, turn_ptr, vectors_ptr, rest_ptr, size, lines, WIDTH: tl.constexpr
+):
+    """A row of vectors ← Σ_l turn_l q_l = v, rest ← ‖Av − λv‖; λ stands behind a row of turn."""
+    row, d = tl.program_id(0), tl.arange(0, WIDTH)
+    vector, image = tl.zeros((WIDTH,), tl.float64), tl.zeros((WIDTH,), tl.float64)
+    turn_ptr += row * (lines + 1)
+    for line in range(lines):
+        share = tl.load(turn_ptr + line)
+        vector += share * tl.load(basis_ptr + line * size + d, mask=d < size, other=0.0)
+        image += share * tl.load(image_ptr + line * size + d, mask=d < size, other=0.0)
+    apart = image - tl.load(turn_ptr + lines) * vector
+    tl.store(vectors_ptr + row * size + d, vector, mask=d < size)
+    tl.store(rest_ptr + row, tl.sqrt(tl.sum(apart * apart, 0)))
+
+
+def turned(basis: Tensor, image: Tensor, turn: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors v = turn Q (K, D) and ‖Av − λv‖ (K,), from `turn` (K, L) and λ (K,) on the host."""
+    (lines, size), rows = basis.shape, len(turn)
+    there = torch.cat([turn, values[:, None]], 1).to(basis.device)
+    vectors, rest = basis.new_empty(rows, size), basis.new_empty(rows)
+    width = max(triton.next_power_of_2(size), 16)
+    _turned[(rows,)](basis, image, there, vectors, rest, size, lines, WIDTH=width, num_warps=2)
+    return vectors, rest
 
 
 def filtered(matrix: Tensor, lines: int) -> dict[str, Tensor]:

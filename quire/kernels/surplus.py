@@ -81,10 +81,10 @@ def surplus_(logits: Tensor, target: Tensor, classes: int, ignored: int) -> Tens
     rows, width = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        block = min(2048, triton.next_power_of_2(width))
+        block = min(4096, triton.next_power_of_2(width))
         _surplus[(rows,)](
             logits, target, losses, logits.stride(0), width, classes, ignored, BLOCK=block,
-            num_warps=8 if block == 2048 else 4,
+            num_warps=max(4, block // 256),
         )  # fmt: skip
     return losses
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quire.models.mlp import check_positive_integer
 from quire.models.registry import Example, model
 from quire.models.vision import Builder, ConvNet, VisionConfig, builder, check_probability, draw_, named
+from quire.nn.stem import Stem
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class DenseNet(ConvNet):
         super().__init__(config)
         growth, width = config.channels(config.growth_rate), config.channels(config.num_init_features)
         self.features = named(
-            conv0=nn.Conv2d(config.in_channels, width, *config.stem, bias=False),
+            conv0=Stem(config.in_channels, width, *config.stem, bias=False),
             norm0=nn.BatchNorm2d(width),
             relu0=nn.ReLU(inplace=True),
         )

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from quire.errors import DataError, InputError, unknown_name
-from quire.functional.attention import masked_softmax, scaled_dot_score
+from quire.functional.attention import fused_attention, masked_softmax, scaled_dot_score
 from quire.models.generate import Cache
 from quire.models.gpt_files import own_weights, read_gpt2, write_gpt2
 from quire.models.mlp import check_positive_integer
@@ -118,7 +118,7 @@ class Attention(nn.Module):
             mask = cache.mask() if length < key.shape[2] else None
         dropout = self.dropout if self.training else 0.0
         causal = length == key.shape[2]  # a single token beside older keys sees them all
-        pooled = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)
+        pooled = fused_attention(query, key, value, mask, dropout=dropout, causal=causal)
         return self.resid_dropout(self.c_proj(pooled.transpose(1, 2).reshape(rows, length, width)))
 
     def weights(self, x: Tensor) -> Tensor:
@@ -142,11 +142,20 @@ class FeedForward(nn.Module):
         inner = config.feedforward or 4 * config.width
         self.c_fc = Conv1D(config.width, inner, config.bias)
         self.c_proj = Conv1D(inner, config.width, config.bias)
-        self.approximate = "tanh" if config.activation == "gelu_new" else "none"
+        self.activation = gelu_new if config.activation == "gelu_new" else F.gelu
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate)))
+        return self.dropout(self.c_proj(self.activation(self.c_fc(x))))
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """½x(1 + tanh u), u = √(2/π)(x + 0.044715x³)."""
+    if not (torch.compiler.is_compiling() and x.is_cuda):
+        return F.gelu(x, approximate="tanh")
+    # The same number, x σ(2u): PyTorch's compiler makes a tanh of more operations than memory waits for.
+    wide = x.float()
+    return (wide * torch.sigmoid(math.sqrt(8 / math.pi) * (wide + 0.044715 * wide**3))).to(x.dtype)
 
 
 class Block(nn.Module):

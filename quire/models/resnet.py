@@ -19,6 +19,7 @@ from quire.errors import InputError, unknown_name
 from quire.models.mlp import check_positive_integer
 from quire.models.registry import Example, model
 from quire.models.vision import Builder, ConvNet, VisionConfig, builder, draw_
+from quire.nn.stem import Stem
 
 BlockName = Literal["basic", "bottleneck"]
 Shortcut = Literal["projection", "pad"]
@@ -157,7 +158,7 @@ class ResNet(ConvNet):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
         width = config.outputs(-1)
-        self.conv1 = nn.Conv2d(config.in_channels, width, *config.stem, bias=False)
+        self.conv1 = Stem(config.in_channels, width, *config.stem, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         if not config.small:

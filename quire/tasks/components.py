@@ -223,7 +223,7 @@ class PrincipalComponents(StatisticsTask):
             return self._update_basis(totals) if bool(totals["square"].isfinite()) else self._not_finite()
         view = self._view()
         found = spectrum(totals, view, self.wanted if isinstance(self.wanted, int) else None)
-        self._counted(found.sums["count"])
+        self._counted(found.facts.rows)
         # A random basis holds the wanted directions alone; the whole variance is known from before.
         partial = view.basis is not None and len(view.basis) < self._rank()
         if not bool(found.square.isfinite()):
@@ -263,7 +263,7 @@ class PrincipalComponents(StatisticsTask):
             self._look(View(mean, orthonormal_rows(image)), SCATTER)
         return Swept(self._loss(), done)
 
-    def _counted(self, count: Tensor) -> None:
+    def _counted(self, count: Tensor | float) -> None:
         self._control.known = self._control()._replace(rows=int(count))
 
     def _rank(self) -> int:

@@ -68,7 +68,8 @@ class Parts:
                 fix="set a smaller --train.batch-size, or implement `represent` and `coupled_terms`",
             )
         else:
-            count = "one row" if rows == 1 else f"{rows} rows, which batch norms need,"
+            why = "which batch norms need" if self.norms else "as another process has fewer"
+            count = "one row" if rows == 1 else f"{rows} rows, {why},"
             error = OutOfMemory(
                 f"{what} {count} at a time: {said}",
                 expected=f"memory for a part of a batch this small; {KEPT}",

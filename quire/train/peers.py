@@ -105,6 +105,13 @@ class Peers:
             )
         give_to_all(itertools.chain(task.parameters(), task.buffers()), task.device)
 
+    def meet_before_sending(self) -> Shards | None:
+        """What is split, if anything is: its parts are put together only where all processes still can."""
+        if self.shards is not None:
+            self.meets = True
+            self.shards.meet_before_sending(self.meet)
+        return self.shards
+
     def close(self) -> None:
         separate(self.norms)
 
@@ -161,7 +168,7 @@ class Peers:
         has as many as the others."""
         if not (self.norms or self.shards):
             return batch.split(parts)
-        parts = max(1, min(parts, self.fewest // LEAST))
+        parts = max(1, min(parts, self.fewest // (LEAST if self.norms else 1)))
         return [batch] * parts if self.idle else batch.split(parts)
 
     # -- Numbers -------------------------------------------------------------------------------

@@ -9,11 +9,14 @@ after it; so are their gradients, which are added over the processes and split a
 What is not in such a block, an embedding for instance, is whole from the beginning of a step to its end, and
 parameters that are a single number always are. While a task is judged, and from the end of training on, every
 process has the whole weights.
+
+Before anything is sent, the processes meet (`Peers.meet`): one that has run out of memory says so at the next
+of these meetings, whichever it is, and all give the step up at the same place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +25,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 
 from quire.data.batch import Batch
@@ -152,6 +156,26 @@ class Shards:
         for parameter in self.originals.values():
             parameter.data = parameter.data.new_empty(0)
 
+    def meet_before_sending(self, meet: Callable[[], object]) -> None:
+        """From here on nothing is put together or added up before `meet` has returned in all processes."""
+        for module in self.modules:
+            module.set_custom_all_gather(_AllGather(meet))
+            module.set_custom_reduce_scatter(_ReduceScatter(meet))
+
+    def give_up(self) -> None:
+        """End a step that has failed halfway, in all processes at the same place: gradients that were not
+        added up yet are forgotten, and what was put together is let go."""
+        states = [module._get_fsdp_state() for module in self.modules]
+        for state in states:
+            group = state._fsdp_param_group
+            for part in group.fsdp_params if group else []:
+                part.unsharded_accumulated_grad = None
+                if hasattr(part, "_unsharded_param"):
+                    part._unsharded_param.grad = None
+        root = states[0]
+        root._state_ctx.iter_forward_root = None
+        root._root_post_backward_final_callback()
+
     @contextmanager
     def whole(self) -> Iterator[None]:
         """All weights put together, for what not all processes do equally often; FSDP looks away, as it would
@@ -250,6 +274,26 @@ class Gathering:
         """What was not asked for, so that nobody waits."""
         while self._done < len(self._parts):
             self._fetch(self._done)
+
+
+# -- What is sent ----------------------------------------------------------------------------------
+
+
+class _Meeting:
+    """Sends what it is given once all processes have come so far."""
+
+    def __init__(self, meet: Callable[[], object]) -> None:
+        self.meet = meet
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        self.meet()
+        return super().__call__(*given, **options)  # type: ignore[misc]
+
+
+class _AllGather(_Meeting, DefaultAllGather): ...
+
+
+class _ReduceScatter(_Meeting, DefaultReduceScatter): ...
 
 
 # -- Modules ---------------------------------------------------------------------------------------

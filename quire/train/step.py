@@ -21,8 +21,8 @@ from quire.nn.noise import install, perturbed
 from quire.options import Optim, Train
 from quire.train.capture import Rate, Recorder
 from quire.train.gradients import Gradients, Sums, Weights, check_accumulation, loss_factors
-from quire.train.guard import explain_non_finite
-from quire.train.memory import Before, Elsewhere, free, shortage, too_little
+from quire.train.guard import explain_non_finite, quick_norm
+from quire.train.memory import Before, Elsewhere, free, shortage
 from quire.train.parts import Parts
 from quire.train.peers import Peers
 from quire.train.player import Player
@@ -73,7 +73,7 @@ class Stepper:
         self.task, self.optim, self.train, self.peers, self.device = task, optim, train, peers, device
         self.total_steps = total_steps
         self.parts = Parts(task, train.micro_batches, peers)
-        shards = peers.shards if peers else None
+        shards = peers.meet_before_sending() if peers else None
         self.players = [Player(task, name, optim, steps_per_epoch, shards) for name in task.players]
         self.joining = any(group.joins for player in self.players for group in player.groups)
         mixed = train.precision == "bfloat16"
@@ -161,9 +161,9 @@ class Stepper:
         shown: Sums = {}
         for player in step.movers:
             sums = self._gradient(step, player)
-            norm = player.norm()
-            self.last_norm = norm.item()
-            if not (math.isfinite(self.last_norm) and all(math.isfinite(s) for s in sums.values())):
+            norm = player.norm() if self.clips or player.shards else None
+            self.last_norm = quick_norm(player) if norm is None else norm.item()
+            if not (math.isfinite(self.last_norm) and all([math.isfinite(s.item()) for s in sums.values()])):
                 self.before[player.name].restore()
                 raise self._explain(step.batch, step.number, player)
             self._move(player, norm, step.rate)
@@ -218,6 +218,8 @@ class Stepper:
         sums, said = self._try(step, player)
         while sums is None:
             before.restore()
+            if self.peers is not None and self.peers.shards is not None:
+                self.peers.shards.give_up()
             if self.train.carry:
                 self.task.left.clear()
             if not self.on_host:
@@ -249,9 +251,6 @@ class Stepper:
             if self._recording():
                 raise
             said = shortage(error)
-            if self.peers is not None and self.peers.shards is not None:  # the others wait for its part
-                fix = "set a larger --train.micro-batches, or start more processes; go on with --resume"
-                raise too_little(f"in step {step.number} of a model that is split", said, fix=fix) from None
         if said:  # only here is the error gone, and with it the activations that it held
             self.recorder = None  # recordings have memory of their own
             free(self.device)
@@ -262,8 +261,9 @@ class Stepper:
                 return None, said
         return sums, said
 
-    def _move(self, player: Player, norm: Tensor, rate: Rate) -> None:
-        excess = player.clip(norm) if self.clips else None
+    def _move(self, player: Player, norm: Tensor | None, rate: Rate) -> None:
+        """The norm is for clipping."""
+        excess = player.clip(norm) if self.clips and norm is not None else None
         said = ""
         try:
             player.optimiser.step(rate, self.skip, excess)

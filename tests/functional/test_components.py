@@ -96,15 +96,18 @@ def test_pairs_within_a_basis() -> None:
     matrix = (vectors.mT * values) @ vectors
     turn = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=DOUBLE))[0]
     basis = turn @ vectors[[0, 1, 2, 3, 6, 7]]
-    pairs = components.pairs_in_basis(basis, basis @ matrix, torch.tensor(0.01), 3)
+
+    def found_in(basis: Tensor, bound: float) -> tuple[Tensor, Tensor] | None:
+        products = components.products_in(basis, basis @ matrix)
+        return components.pairs_in_basis(basis, basis @ matrix, 3, bound=torch.tensor(bound), **products)
+
+    pairs = found_in(basis, 0.01)
     assert pairs is not None
     torch.testing.assert_close(pairs[0], values[:3])
     torch.testing.assert_close(align_signs(pairs[1]), align_signs(vectors[:3]))
     skewed = orthonormal_rows(basis + 0.1 * torch.randn(6, 12, generator=generator, dtype=DOUBLE))
-    assert components.pairs_in_basis(skewed, skewed @ matrix, torch.tensor(0.01), 3) is None
-    assert (
-        components.pairs_in_basis(basis, basis @ matrix, torch.tensor(3.0), 3) is None
-    )  # not above the bound
+    assert found_in(skewed, 0.01) is None
+    assert found_in(basis, 3.0) is None  # not above the bound
 
 
 def test_one_scatter_alone_would_lose_them() -> None:

@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.functional.components import filtered, pairs_in_basis
+from quire.functional.components import filtered, pairs_in_basis, products_in
 from tests.kernels.pooling import device
 
 DOUBLE = torch.float64
+
+
+def pairs(basis: Tensor, image: Tensor, bound: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+    return pairs_in_basis(basis, image, k, bound=bound, **products_in(basis, image))
 
 
 def with_eigenvalues(values: Tensor) -> Tensor:
@@ -38,7 +42,7 @@ def test_what_is_found_is_what_there_is(case: str) -> None:
     torch.testing.assert_close(
         parts["basis"] @ matrix, parts["image"], rtol=1e-9, atol=1e-9 * values[0].item()
     )
-    found = pairs_in_basis(parts["basis"], parts["image"], parts["bound"], 8)
+    found = pairs(parts["basis"], parts["image"], parts["bound"], 8)
     assert found is not None
     torch.testing.assert_close(found[0], values[:8], rtol=1e-11, atol=0)
     torch.testing.assert_close(found[1] @ found[1].mT, torch.eye(8, dtype=DOUBLE), rtol=0, atol=1e-11)
@@ -58,7 +62,7 @@ def test_what_is_not_found_is_not_given(case: str) -> None:
     elif case == "not a number":
         matrix[3, 4] = torch.nan
     parts = {name: part.cpu() for name, part in kernel(matrix.to(where), 24).items()}
-    assert pairs_in_basis(parts["basis"], parts["image"], parts["bound"], 8) is None
+    assert pairs(parts["basis"], parts["image"], parts["bound"], 8) is None
 
 
 def test_a_basis_that_misses_a_direction() -> None:
@@ -68,15 +72,31 @@ def test_a_basis_that_misses_a_direction() -> None:
     basis = torch.eye(6, dtype=DOUBLE)[:4]
     basis[2, [2, 4]] = 0.5**0.5
     bound = torch.tensor(0.1, dtype=DOUBLE)
-    assert pairs_in_basis(basis, basis @ matrix, bound, 3) is None
-    found = pairs_in_basis(basis, basis @ matrix, bound, 2)
+    assert pairs(basis, basis @ matrix, bound, 3) is None
+    found = pairs(basis, basis @ matrix, bound, 2)
     assert found is not None
     assert found[0].tolist() == [5, 4]
-    assert pairs_in_basis(basis, basis @ matrix, torch.tensor(4.5, dtype=DOUBLE), 2) is None
+    assert pairs(basis, basis @ matrix, torch.tensor(4.5, dtype=DOUBLE), 2) is None
     askew = basis.clone()
     askew[0, 1] = 0.01
-    assert pairs_in_basis(askew, askew @ matrix, bound, 2) is None
+    assert pairs(askew, askew @ matrix, bound, 2) is None
 
 
 def test_only_small_matrices_on_a_gpu_are_filtered() -> None:
     assert filtered(torch.eye(100, dtype=DOUBLE), 8) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lines", "size", "k"), [(5, 7, 3), (24, 80, 8), (32, 256, 16), (3, 1, 1)])
+def test_vectors_turned_in_one_kernel(lines: int, size: int, k: int) -> None:
+    """Against the products themselves, for any numbers."""
+    where = device()
+    from quire.kernels.eigen import turned
+
+    generator = torch.Generator().manual_seed(size)
+    basis, image = torch.randn(2, lines, size, generator=generator, dtype=DOUBLE)
+    turn, values = torch.randn(k, lines, generator=generator, dtype=DOUBLE), torch.arange(1.0, k + 1).double()
+    vectors, rest = turned(basis.to(where), image.to(where), turn, values)
+    torch.testing.assert_close(vectors.cpu(), turn @ basis, rtol=1e-12, atol=1e-12)
+    wanted = (turn @ image - values.diag() @ turn @ basis).norm(dim=1)
+    torch.testing.assert_close(rest.cpu(), wanted, rtol=1e-12, atol=1e-12)

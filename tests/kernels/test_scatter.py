@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.functional.scatter import share_lost
+from tests.functional.test_scatter import lost_share
 from tests.kernels.pooling import device
 
 pytestmark = [pytest.mark.slow]
@@ -28,7 +28,7 @@ def test_sums_and_their_error(n: int, d: int, columns: int) -> None:
     assert float(((found["gram"] - wanted) / torch.outer(length, length)).abs().max()) < 1e-6
     assert float(((found["total"] - z.sum(0)) / length).abs().max()) < 3e-6
     assert 0.3 < float(found["checked"] / wanted.trace()) <= 1 + 1e-9
-    assert 0 < share_lost(found) < 1e-6
+    assert 0 < lost_share(found) < 1e-6
 
 
 def test_numbers_that_half_precision_cannot_hold_are_not_finite() -> None:

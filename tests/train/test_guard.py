@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from quire.options import Optim, Train
 from quire.tasks.supervised import Supervised
 from quire.train import fit
 from quire.train.descent import Callback, Descent
+from quire.train.guard import quick_norm
+from quire.train.player import Player
 from tests.train.examples import classes, classifier, numbers, regressor
 
 PLAIN = Train(batch_size=20, shuffle=False)
@@ -96,6 +100,47 @@ def test_a_step_size_that_explodes_is_stopped_before_the_weights_are_lost() -> N
     with pytest.raises(NonFiniteError, match=r"(?s)fix: lower --optim.lr or set --optim.clip_norm"):
         fit(task, numbers(), epochs=200, optim=Optim("sgd", lr=1e4), train=PLAIN)
     assert all(torch.isfinite(value).all() for value in task.state_dict().values())
+
+
+def moving(dtype: torch.dtype) -> Player:
+    """A player with two groups, of weights and of biases that do not decay."""
+    options = Optim(weight_decay=0.1, decay_biases=False)
+    player = Player(classifier().to(dtype), "model", options, steps_per_epoch=1)
+    assert len(player.groups) == 2
+    return player
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_the_quick_norm_is_the_norm_and_any_value_that_is_not_finite_spoils_it(dtype: torch.dtype) -> None:
+    player = moving(dtype)
+    generator = torch.Generator().manual_seed(0)
+    for group in player.groups:
+        # Squares that no sum in half precision can hold.
+        group.grad.copy_(100 * torch.randn(group.grad.shape, generator=generator))
+    exact = torch.cat([group.grad.double() for group in player.groups]).norm().item()
+    assert quick_norm(player) == pytest.approx(exact, rel=10 * torch.finfo(dtype).eps)
+    for group in player.groups:
+        for place in (0, len(group.grad) // 2, -1):
+            for value in (math.nan, math.inf, -math.inf):
+                before = group.grad[place].item()
+                group.grad[place] = value
+                assert not math.isfinite(quick_norm(player))
+                group.grad[place] = before
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_gradient_whose_norm_overflows_is_told_from_one_that_is_not_finite(clip: float | None) -> None:
+    """1e25, though both the loss and the gradient are finite: its square is not."""
+
+    class Steep(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1e25 * (x - x.detach())
+
+    task = Supervised(nn.Sequential(nn.Linear(5, 3), Steep()), Categorical(3))
+    before = state(task)
+    with pytest.raises(NonFiniteError, match=r"step 0: the norm of the gradient overflowed"):
+        fit(task, classes(), epochs=1, optim=Optim(clip_norm=clip), train=PLAIN)
+    assert all(torch.equal(value, before[name]) for name, value in state(task).items())
 
 
 class AsOnDevice(Callback):
