@@ -41,7 +41,8 @@ class Grown:
         for name, points in self.points.items():
             for point in points:
                 extra = "" if point["bytes"] is None else f"  {amount(point['bytes']):>9} extra"
-                yield f"  {name:18} {point['size']:>12,}  {seconds(point['seconds']):>9}{extra}"
+                taken = "unknown" if point["seconds"] is None else seconds(point["seconds"])
+                yield f"  {name:18} {point['size']:>12,}  {taken:>9}{extra}"
             orders = [self.order(name, what) for what in ("seconds", "bytes")]
             shown = ["unknown" if order is None else f"{order:.2f}" for order in orders]
             yield (
@@ -82,16 +83,20 @@ def draw(found: Grown, machine: str) -> Any:
     fig = figure(9.2, 3.6)
     left, right = fig.subplots(1, 2)
     for colour, (name, points) in zip(PALETTE, found.points.items(), strict=False):
-        sizes = [p["size"] for p in points]
-        left.plot(sizes, [p["seconds"] for p in points], "o-", color=colour, label=name, markersize=4)
-        known = [(p["size"], p["bytes"] / MEGABYTE) for p in points if p["bytes"]]
-        if known:
-            right.plot(*zip(*known, strict=True), "o-", color=colour, label=name, markersize=4)
+        for axes, what, unit in ((left, "seconds", 1.0), (right, "bytes", MEGABYTE)):
+            known = [(p["size"], p[what] / unit) for p in points if p[what]]
+            if known:
+                axes.plot(*zip(*known, strict=True), "o-", color=colour, label=name, markersize=4)
     own = next(iter(found.points.values()))
     _slope(left, own, "seconds", 1.0, found.growth.order)
     _slope(right, own, "bytes", MEGABYTE, found.growth.memory_order)
     left.set(title="Time", xlabel=found.growth.variable, ylabel="seconds", xscale="log", yscale="log")
     right.set(title="Extra memory", xlabel=found.growth.variable, ylabel="MiB", xscale="log", yscale="log")
+    for axes in (left, right):
+        axes.xaxis.set_minor_formatter("")  # within a decade, labels of its parts would overlap
+    low, high = right.get_ylim()
+    if high < 4 * low:  # memory that does not grow would be shown with all its bytes
+        right.set_ylim(low / 4, high * 4)
     left.legend()
     fig.suptitle(f"{found.growth.title}\n{machine}", fontsize=9)
     return fig

@@ -19,6 +19,8 @@ WARM_UP = 3
 ROUND_SECONDS = 0.3
 """A round repeats short calls for about this long."""
 MOST_CALLS = 1000
+NOISE = 1e-9
+"""Seconds that stand for a difference of two runs that is not above 0: tiny work drowned in noise."""
 MOST_SECONDS = 5.0
 """A contestant whose call takes longer than this is given no larger size."""
 Say = Callable[[str], None]
@@ -137,7 +139,7 @@ def _time(run: Contestant, calls: int, place: Place) -> float:
     if isinstance(run, Turns):
         short = _clock(lambda: run.run(run.short), 1, place)
         more = _clock(lambda: run.run(run.long), 1, place) - short
-        return max(more, 1e-9) / (run.long - run.short)  # tiny work may drown in noise
+        return max(more, NOISE) / (run.long - run.short)
     return _clock(run, calls, place)
 
 
@@ -250,14 +252,14 @@ def growth_figures(
         left = {name: run for name, run in case.contestants.items() if name not in finished}
         if not left:
             break
-        outcome = run_case(_only(case, left), place, rounds=1, say=say)
+        differences = any(isinstance(run, Turns) for run in left.values())
+        outcome = run_case(_only(case, left), place, rounds=3 if differences else 1, say=say)
         for name, figures in outcome.contestants.items():
             if figures.absent:
                 finished.add(name)
                 continue
-            points.setdefault(name, []).append(
-                {"size": size, "seconds": figures.seconds, "bytes": figures.bytes}
-            )
+            seconds = None if figures.seconds <= NOISE else figures.seconds
+            points.setdefault(name, []).append({"size": size, "seconds": seconds, "bytes": figures.bytes})
             if figures.seconds * case.amount > MOST_SECONDS:
                 finished.add(name)
     return points

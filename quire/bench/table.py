@@ -79,12 +79,13 @@ def markdown(outcomes: list[tuple[str, dict[str, Any]]]) -> str:
         own, *others = found["contestants"]
         if own["absent"]:
             continue
-        present = [other for other in others if not other["absent"]]
+        # Quire in another way is no peer.
+        present = [other for other in others if not (other["absent"] or other["name"].startswith("quire"))]
         rival = min(present, key=lambda other: float(other["seconds"]), default=None)
         cells = [
             found["title"],
             machine,
-            _speed(own["seconds"], found),
+            _speed(own["seconds"], found) + (own["name"][5:] if own["name"].startswith("quire,") else ""),
             f"{rival['name']}: {_speed(rival['seconds'], found)}" if rival else "",
             f"{rival['seconds'] / own['seconds']:.2g} ×" if rival else "",
             amount(own["bytes"]) if own["bytes"] is not None else "",

@@ -45,6 +45,8 @@ class Farthest(NamedTuple):
 def centre_update(sums: Tensor, counts: Tensor) -> Tensor:
     """c_k = S_k / n_k: (…, K, D), (…, K) → (…, K, D). An empty cluster joins the largest."""
     means = sums / counts.unsqueeze(-1)
+    if counts.is_cpu and bool(counts.all()):  # a GPU would be waited for
+        return means
     largest = counts.argmax(-1, keepdim=True).unsqueeze(-1).expand(*sums.shape[:-2], 1, sums.shape[-1])
     return torch.where(counts.unsqueeze(-1) > 0, means, means.gather(-2, largest))
 
@@ -69,8 +71,8 @@ def inertia(rows: Tensor, centres: Tensor, labels: Tensor, *, weights: Tensor | 
 
 def inertia_from_sums(centres: Tensor, sums: Tensor, counts: Tensor, squares: Tensor) -> Tensor:
     """J = Σ w‖x‖² − 2 Σ_k c_k·S_k + Σ_k n_k‖c_k‖², of (…, K, D), (…, K, D), (…, K), (…) → (…)."""
-    cross = (centres * sums).sum((-1, -2))
-    return (squares - 2 * cross + (counts * centres.square().sum(-1)).sum(-1)).clamp_min(0.0)
+    weighed = torch.sub(counts.unsqueeze(-1) * centres, sums, alpha=2)
+    return (weighed.mul_(centres).sum((-1, -2)) + squares).clamp_min_(0.0)
 
 
 def squared_distances(rows: Tensor, centres: Tensor, labels: Tensor) -> Tensor:
@@ -100,7 +102,9 @@ def farthest_rows(
 ) -> Farthest:
     """The `count` rows farthest from their centres, or all of them if they are fewer."""
     squared = torch.cat([squared_distances(rows[part], centres, labels[part]) for part in pieces(rows)])
-    order = squared.sort(descending=True, stable=True).indices[:count]
+    # Among those as far as the last of them, which are few, the first come first.
+    far = (squared >= squared.topk(min(max(count, 1), len(squared))).values[-1:]).nonzero()[:, 0]
+    order = far[squared[far].sort(descending=True, stable=True).indices[:count]]
     weight = squared.new_ones(len(order)) if weights is None else weights[order].double()
     return Farthest(squared[order], labels[order], weight, rows[order].double())
 

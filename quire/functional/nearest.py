@@ -102,8 +102,13 @@ def _search(
     work = tally.bounds.expected() if tally is not None else len(rows) * search_time(*centres.shape)
     threads = max(1, min(torch.get_num_threads(), int(work / THREAD_TIME))) if on_cpu else 1
     with one_thread(on_cpu), torch.no_grad():
-        screen = Screen(rows, centres, shift, weights, radius, collect=collect, tally=tally)
+        screen = None if tally is None else tally.screen
+        if screen is None:
+            screen = Screen(rows, centres, shift, weights, radius, collect=collect, tally=tally)
+        else:
+            screen.aim(centres)
         if tally is not None:
+            tally.screen = screen
             return ClusterSums(tally.labels, *tally.sweep(screen, threads))
         sums, counts = screen.run(threads)
     return ClusterSums(screen.labels, sums[: len(centres)], counts[: len(centres)])

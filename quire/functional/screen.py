@@ -6,15 +6,20 @@ N rows, D features, K centres, n rows of a chunk; x a row, c a centre, s a shift
 The smallest of ‖c‖² − 2x·c is looked for in float32, with s taken off both, in chunks that stay in a core's
 cache. Only two reductions touch all scores: the smallest of each group and the smallest of each place in a
 group. Two centres differ in one or the other, so of these (G + L, n) numbers exactly two are as small as the
-best where no other centre comes close, and their places are its number. A row for which one comes closer than
-rounding can tell apart is decided again in float64, in the end by differences, the lower number winning an
-exact tie. So labels are those of float64.
+best where no other centre comes close, and their places are its number. What hits count for is added up to
+one number a row, its sign: that of centre k where k alone comes close, any other where more do. (Up to 16
+centres are one group, whose scores are looked at themselves.) A row for which one comes closer than rounding
+can tell apart is decided again in float64, in the end by differences, the lower number winning an exact tie.
+So labels are those of float64.
+
+Few and long operations: each takes microseconds to be called at all, in which a core finds the nearest of
+eight centres for a thousand rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -22,17 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.functional.tally import Tally, Workspace, differing, spans
+from quire.functional.tally import Tally, spans
 from quire.functional.threads import together
 
-# Scores of a chunk, by measurement: they should lie in a core's cache, and be so many that to call PyTorch
-# is not what takes the time.
-CHUNK_NUMBERS = {"cpu": 3 * 2**17, "other": 2**25}
-CHUNK_ROWS = {"cpu": (1024, 12288), "other": (2**12, 2**22)}
+# Rows and scores of a chunk, by measurement: they should lie in a core's cache, and be so many that to call
+# PyTorch is not what takes the time.
+CHUNK_NUMBERS = {"cpu": 2**19, "other": 2**25}
+CHUNK_ROWS = {"cpu": (512, 25000), "other": (2**12, 2**22)}
 # Numbers of float64 in a piece of what is computed beside the scores.
 PIECE_NUMBERS = {"cpu": 2**17, "other": 2**23}
-# Rows so long are multiplied with so many centres where they have been copied to, by measurement.
-LONG_ROW, MANY_CENTRES = 128, 32
+# Rows so long are copied to where they are multiplied, by measurement.
+LONG_ROW = 32
 # Centres up to which their scores are looked at without a grid.
 FEW_CENTRES = 16
 # Relative error of one float32 operation.
@@ -50,37 +55,36 @@ def _norms(rows: Tensor) -> float:
     return float(torch.linalg.vector_norm(rows, dim=1).max())
 
 
-class _Room(NamedTuple):
-    """Memory for a chunk, asked for once and by one thread: what a thread hands back is mapped anew."""
-
-    size: int
-    scores: Tensor
-    least: Tensor
-    hits: Tensor
-    best: Tensor
-    near: Tensor
-    wide: Tensor
-
-
 class _Views(NamedTuple):
-    """That memory as a chunk of n rows fills it, made once: each takes as long as a short operation."""
+    """Memory for a chunk of n rows, as it is filled; made once, since each takes as long as a short
+    operation."""
 
     scores: Tensor
     """(G·L, n)"""
     grid: Tensor
     """The same, (G, L, n)."""
     least: Tensor
-    """Smallest scores, (2G, n): of each group, then of each place. The scores themselves if they are few."""
+    """Smallest scores, (G + L, n): of each group, then of each place. The scores themselves if they are
+    few."""
     groups: Tensor
     places: Tensor
     best: Tensor
     """(n,)"""
     hits: Tensor
     """As many as `least`."""
-    found: Tensor
-    """Sum of the hits' numbers, and how many there are, (2, n)."""
-    number: Tensor
-    many: Tensor
+
+
+class _Room(NamedTuple):
+    """Memory for chunks, asked for once and by one thread: what a thread hands back is mapped anew."""
+
+    scores: Tensor
+    least: Tensor
+    hits: Tensor
+    best: Tensor
+    near: Tensor
+    wide: Tensor
+    views: list[_Views]
+    """As the last chunk filled it."""
 
 
 class Screen:
@@ -97,42 +101,52 @@ class Screen:
         collect: bool,
         tally: Tally | None = None,
     ) -> None:
-        self.rows, self.centres, self.shift, self.weights = rows, centres, shift, weights
+        self.rows, self.shift, self.weights = rows, shift, weights
         self.tally, self.collect = tally, collect
-        self.workspace = Workspace() if tally is None else tally.workspace
-        moved = centres - shift.double()
-        self.reach, offset = _norms(moved), float(shift.double().norm())
-        # Rows that lie about the origin already are taken as they are.
-        self.is_shifted = rows.dtype != torch.float32 or 2 * offset > self.reach
+        self.origin = shift.double()
+        offset = float(self.origin.norm())
         if tally is not None:
             self.is_shifted = tally.is_shifted
-        if not self.is_shifted:
-            moved, self.reach = centres, _norms(centres)
-            radius = None if radius is None else radius + offset
+        else:  # rows that lie about the origin already are taken as they are
+            self.is_shifted = rows.dtype != torch.float32 or 2 * offset > _norms(centres - self.origin)
         (k, d), device = centres.shape, rows.device
         self.is_flat = k <= FEW_CENTRES
         """Whether the scores are few enough to be looked at one by one."""
         self.groups = 1 if self.is_flat else math.isqrt(k - 1) + 1
         self.places = -(-k // self.groups)
-        self.copies = tally is not None and d >= LONG_ROW and k >= MANY_CENTRES
+        self.copies = device.type == "cpu" and d >= LONG_ROW
         cells = self.groups * self.places
         self.codes = torch.zeros(cells, d, dtype=torch.float32, device=device)
         self.biases = torch.full((cells, 1), FAR, dtype=torch.float32, device=device)
-        torch.mul(moved, -2, out=self.codes[:k])
-        self.biases[:k, 0] = moved.square().sum(1)
-        # What a hit counts for: the number of its group or place, and one.
+        self._aimed = self.codes[:k], self.biases[:k, 0]  # what is left has no centre
+        # What a hit counts for: the number of its group or place, and more than all these for itself.
         steps = torch.arange(max(self.groups, self.places), dtype=torch.float32, device=device)
-        numbers = steps if self.is_flat else torch.cat([steps * self.places, steps])
-        self.meaning = torch.stack([numbers, torch.ones_like(numbers)])
-        self.sole = 1.0 if self.is_flat else 2.0
-        """How many hits there are where no other centre comes close."""
+        numbers = steps if self.is_flat else torch.cat([steps * self.places, steps[: self.places]])
+        step = 2.0 ** cells.bit_length()
+        self.meaning = (numbers + step)[None]
+        self.first = step if self.is_flat else 2 * step
+        """The sign of the first centre; those of the others follow, and none is as large as three hits'."""
         if tally is None:
             self.labels = torch.empty(len(rows), dtype=torch.int64, device=device)
-            self.hits = torch.empty(len(rows), dtype=torch.float32, device=device)
+        self.radius = self._radius() if radius is None else radius + (0.0 if self.is_shifted else offset)
+        kind = "cpu" if device.type == "cpu" else "other"
+        fewest, most = CHUNK_ROWS[kind]
+        self.size = max(1, min(len(rows), max(fewest, min(most, CHUNK_NUMBERS[kind] // (cells + d)))))
+        """Rows of a chunk at most."""
+        self._rooms: dict[int, _Room] = {}
+        self.aim(centres)
+
+    def aim(self, centres: Tensor) -> None:
+        """These (K, D) are the centres now."""
+        self.centres = centres
+        moved = centres - self.origin if self.is_shifted else centres
+        squared, (codes, biases) = moved.square().sum(1), self._aimed
+        torch.mul(moved, -2, out=codes)
+        biases.copy_(squared)
+        self.reach = math.sqrt(float(squared.max()))
         # What two scores can be wrong by together, for a row of norm 1 and of norm 0.
-        self.slope = 2.02 * ROUNDING * (d + 8) * 2 * self.reach
+        self.slope = 2.02 * ROUNDING * (centres.shape[1] + 8) * 2 * self.reach
         self.offset = 2.02 * ROUNDING * 8 * self.reach**2
-        self.radius = self._radius() if radius is None else radius
         self.doubt = self.slope * self.radius + self.offset
         if self.doubt < SMALLEST:
             self.doubt = math.inf
@@ -152,17 +166,16 @@ class Screen:
         shares = list(spans(len(self.rows), max(1, -(-len(self.rows) // threads))))
         if not shares:
             return torch.zeros_like(self.codes).double(), torch.zeros_like(self.biases[:, 0]).double()
-        rooms = [self._room(share.stop - share.start, number) for number, share in enumerate(shares)]
-        jobs = [partial(self.share, share, room) for share, room in zip(shares, rooms, strict=True)]
+        jobs = [partial(self.share, share, self._room(thread)) for thread, share in enumerate(shares)]
         found = together(jobs)
         return torch.stack([part for part, _ in found]).sum(0), torch.stack([n for _, n in found]).sum(0)
 
     def share(self, span: slice, room: _Room) -> tuple[Tensor, Tensor]:
         """Labels of a span, and sums and counts under them."""
-        sums = self.over(spans(span.stop, room.size, span.start), room)
-        labels, unsure = self.labels, self.unsure(span)
+        sums = self.over(span, room)
+        labels, unsure = self.labels, self.unsure(self.labels[span]) + span.start
         if len(unsure):
-            before, after = labels[unsure], self.settled(unsure)
+            before, after = self._some(labels[unsure]), self.settled(unsure)
             labels[unsure] = after
             if self.collect:  # rows that change sides take their sums with them
                 moved = self.rows[unsure].double()
@@ -173,77 +186,82 @@ class Screen:
         weights = None if self.weights is None else self.weights[span]
         return sums, torch.bincount(labels[span], weights, minlength=len(self.codes)).double()
 
-    def over(self, chunks: Iterable[slice], room: _Room) -> Tensor:
-        """Labels and numbers of hits of chunks, and the sums under these labels if they are collected."""
+    def over(self, span: slice, room: _Room) -> Tensor:
+        """Labels of a span, none where a row is unsure, and the sums under these if they are collected."""
         cells, d = self.codes.shape
         sums = self.centres.new_zeros(cells, d)
-        views = self._views(room, room.size)
-        for place in chunks:
-            rows, label = self.rows[place], self.labels[place]
-            n = len(rows)
-            if n != len(views.best):
-                views = self._views(room, n)
-            moved = torch.sub(rows, self.shift, out=room.near[:n]) if self.is_shifted else rows
-            self._look(moved, views)
-            label.copy_(views.number)
-            self.hits[place] = views.many
+        for place in self.chunks(span.stop, span.start):
+            n = place.stop - place.start
+            rows, label, views = self.rows[place], self.labels[place], self._views(room, n)
+            near = rows
+            if self.is_shifted:
+                near = torch.sub(rows, self.shift, out=room.near[:n])
+            elif self.copies:
+                near = room.near[:n].copy_(rows)
+            hits = self._look(near, views, views.least)
+            label.copy_(torch.mm(self.meaning, hits)[0].sub_(self.first))
             if self.collect:
-                label.clamp_(max=cells - 1)  # where several centres hit, the sum of their numbers is none
                 if self.weights is not None:
                     rows = torch.mul(rows, self.weights[place, None], out=room.wide[:n])
                 elif rows.dtype != torch.float64:
                     rows = room.wide[:n].copy_(rows)
-                sums.index_add_(0, label, rows)
+                sums.index_add_(0, self._some(label), rows)
         return sums
 
-    def unsure(self, span: slice) -> Tensor:
-        """Numbers of the rows where a second centre comes closer than rounding could hide for the largest
-        row."""
-        return self._unsure(self.hits[span]) + span.start
+    def unsure(self, labels: Tensor) -> Tensor:
+        """Places (m,) of labels that are none: there a second centre comes closer than rounding could hide
+        for the largest row."""
+        if labels.device.type == "cpu":  # what is below zero is large without a sign
+            return torch.from_numpy(np.flatnonzero(labels.numpy().view(np.uint64) >= len(self.centres)))
+        return ((labels < 0) | (labels >= len(self.centres))).nonzero()[:, 0]
+
+    def _some(self, labels: Tensor) -> Tensor:
+        """Some label where there is none."""
+        return labels.clamp(0, len(self.codes) - 1)
 
     # -- Rows of a tally -----------------------------------------------------------------------
 
-    def labelled(self, where: slice | Tensor, thread: int, limits: bool) -> Tensor:
-        """Labels of a tally's rows from a place to another, or of these numbers; their `limits` are written
-        if asked for."""
-        tally = self.tally
-        assert tally is not None
+    def signs(self, where: slice | Tensor, thread: int, limits: bool) -> Tensor:
+        """Signs of a tally's rows from a place to another, or of these numbers, (m,). What their `limits`
+        are made of is kept if asked for."""
         count = where.stop - where.start if isinstance(where, slice) else len(where)
-        room = self._room(count, thread)
-
-        def memory(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-            return self.workspace.room(f"{name} {thread}", most, like=self.biases, dtype=dtype)[:count]
-
-        most = max(count, self.workspace.size(f"labels {thread}"))
-        labels, many = memory("labels", torch.int64), memory("many")
-        best, second = memory("first"), memory("second")
-        views = self._views(room, room.size)
-        for part in spans(count, room.size):
+        room, signs = self._room(thread), self._memory("signs", count, thread)
+        if limits:
+            best, second = (self._memory(name, count, thread) for name in ("first", "second"))
+        for part in self.chunks(count):
             n = part.stop - part.start
-            if n != len(views.best):
-                views = self._views(room, n)
-            self._look(self._fetch(where, part, room, n), views)
-            labels[part] = views.number
-            many[part] = views.many
+            views = self._views(room, n)
+            hits = self._look(self._fetch(where, part, room, n), views, views.hits if limits else views.least)
+            torch.mm(self.meaning, hits, out=signs[part].unsqueeze(0))
             if limits:
                 best[part] = views.best
                 torch.amin(views.least.add_(views.hits, alpha=FAR), 0, out=second[part])
-        unsure = self._unsure(many)
+        return signs
+
+    def _memory(self, name: str, count: int, thread: int) -> Tensor:
+        assert self.tally is not None
+        workspace, name = self.tally.workspace, f"{name} {thread}"
+        most = max(count, workspace.size(name))
+        return workspace.room(name, most, like=self.biases, dtype=torch.float32)[:count]
+
+    def read(self, signs: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels of these rows by their signs, and places of those that had to be settled."""
+        labels = signs.sub(self.first).long()
+        unsure = self.unsure(labels)
         if len(unsure):
-            numbers = unsure + where.start if isinstance(where, slice) else where.index_select(0, unsure)
-            labels[unsure] = self.settled(numbers)
-        if limits:
-            squares = (
-                tally.squares[where] if isinstance(where, slice) else tally.squares.index_select(0, where)
-            )
-            # `best` has one doubt on it already, the other covers what the root is wrong by.
-            root = torch.add(squares, torch.add(best, second), alpha=2).rsqrt_()
-            drift = tally.bounds.floors.index_select(0, labels)
-            limit = drift.addcmul_(second.sub_(best).sub_(self.doubt), root, value=1 - 1e-5)
-            if len(unsure):
-                limit[unsure] = -math.inf
-            tally.bounds.write(where, limit)
-        return labels
+            labels[unsure] = self.settled(numbers.index_select(0, unsure))
+        return labels, unsure
+
+    def limits(self, labels: Tensor, squares: Tensor, unsure: Tensor, thread: int) -> Tensor:
+        """The drift at which each of the rows becomes doubtful whose signs a thread has found last, (m,)."""
+        assert self.tally is not None
+        best, second = (self._memory(name, len(labels), thread) for name in ("first", "second"))
+        # `best` has one doubt on it already, the other covers what the root is wrong by.
+        root = torch.add(squares, torch.add(best, second), alpha=2).rsqrt_()
+        drift = self.tally.bounds.floors.index_select(0, labels)
+        limit = drift.addcmul_(second.sub_(best).sub_(self.doubt), root, value=1 - 1e-5)
+        limit[unsure] = -math.inf
+        return limit
 
     def _fetch(self, where: slice | Tensor, part: slice, room: _Room, n: int) -> Tensor:
         """Rows of a tally in float32, as they are searched."""
@@ -264,70 +282,63 @@ class Screen:
 
     # -- A chunk -------------------------------------------------------------------------------
 
-    def _room(self, rows: int, thread: int = 0) -> _Room:
-        cells, d = self.codes.shape
-        kind = "cpu" if self.rows.device.type == "cpu" else "other"
-        least, most = CHUNK_ROWS[kind]
-        size = max(least, min(most, CHUNK_NUMBERS[kind] // (cells + (d if self.copies else d // 4))))
-        size = min(rows, size) if self.tally is None else size
+    def _room(self, thread: int = 0) -> _Room:
+        """A thread's own, for `size` rows."""
+        if thread not in self._rooms:
+            (cells, d), n = self.codes.shape, self.size
+            gathers = self.is_shifted or self.copies or self.tally is not None
+            widens = self.collect and self.tally is None
+            self._rooms[thread] = _Room(
+                self._empty(cells * n),
+                self._empty(0 if self.is_flat else (self.groups + self.places) * n),
+                self._empty(self.meaning.shape[1] * n if self.tally is not None else 0),
+                self._empty(n),
+                self._empty(n if gathers else 0, d),
+                self._empty(n if widens else 0, d).double(),
+                [],
+            )
+        return self._rooms[thread]
 
-        def room(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return self.workspace.room(f"{name} {thread}", *shape, like=self.biases, dtype=dtype)
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.codes.device)
 
-        gathers = self.is_shifted or self.tally is not None
-        memory = (
-            room("scores", cells * size),
-            room("least", 1 if self.is_flat else 2 * self.groups * size),
-            room("hits", self.meaning.shape[1] * size),
-            room("best", 3 * size),
-            room("near", size, d) if gathers else self.biases,
-            room("wide", size, d, dtype=torch.float64)
-            if self.collect and self.tally is None
-            else self.biases,
-        )
-        return _Room(max(1, -(-rows // -(-rows // size))), *memory)  # as many chunks, of equal size
+    def chunks(self, stop: int, start: int = 0) -> Iterator[slice]:
+        """Rows from one place to another, in as many chunks as it takes, of equal size."""
+        count = max(1, -(-(stop - start) // self.size))
+        return spans(stop, max(1, -(-(stop - start) // count)), start)
 
     def _views(self, room: _Room, n: int) -> _Views:
-        cells, groups, places = len(self.codes), self.groups, self.places
-        scores = room.scores[: cells * n].view(cells, n)
-        hits = room.hits[: self.meaning.shape[1] * n].view(-1, n)
-        found = room.best[n : 3 * n].view(2, n)
-        if self.is_flat:
-            return _Views(
-                scores, scores, scores, scores, scores, room.best[:n], hits, found, found[0], found[1]
-            )
-        least = room.least[: 2 * groups * n].view(-1, n)
-        least[groups + places :] = FAR  # there are fewer places than groups, or as many
-        return _Views(
-            scores, scores.view(groups, places, n), least, least[:groups], least[groups : groups + places],
-            room.best[:n], hits, found, found[0], found[1],
-        )  # fmt: skip
+        if (last := room.views) and len(last[0].best) == n:
+            return last[0]
+        groups, places = self.groups, self.places
+        grid = room.scores[: groups * places * n].view(groups, places, n)
+        scores = grid.view(-1, n)
+        least = scores if self.is_flat else room.least[: (groups + places) * n].view(-1, n)
+        hits = room.hits[: self.meaning.shape[1] * n].view(-1, n)  # no memory where nobody asks for limits
+        views = _Views(scores, grid, least, least[:groups], least[groups:], room.best[:n], hits)
+        room.views[:] = [views]
+        return views
 
-    def _look(self, near: Tensor, views: _Views) -> None:
-        """Scores of a chunk, the best with the doubt on it, and hits and their numbers."""
-        if 8 * len(self.codes) <= self.codes.shape[1]:  # a product with so short a side is faster this way
-            views.scores.copy_(torch.addmm(self.biases[:, 0], near, self.codes.T).T)
+    def _look(self, near: Tensor, views: _Views, hits: Tensor) -> Tensor:
+        """Scores of a chunk, the best with the doubt on it, and hits, which may take the scores' place."""
+        torch.addmm(self.biases, self.codes, near.T, out=views.scores)
+        if self.is_flat:
+            torch.amin(views.scores, 0, out=views.best)
         else:
-            torch.addmm(self.biases, self.codes, near.T, out=views.scores)
-        if not self.is_flat:
             torch.amin(views.grid, 1, out=views.groups)
             torch.amin(views.grid, 0, out=views.places)
-        torch.amin(views.groups, 0, out=views.best)
-        torch.le(views.least, views.best.add_(self.doubt), out=views.hits)
-        torch.mm(self.meaning, views.hits, out=views.found)
-
-    def _unsure(self, hits: Tensor) -> Tensor:
-        return differing(hits, torch.full_like(hits[:1], self.sole))
+            torch.amin(views.groups, 0, out=views.best)
+        return torch.le(views.least, views.best.add_(self.doubt), out=hits)
 
     def settled(self, numbers: Tensor) -> Tensor:
         """Labels of those rows: of many, each is first asked about its own size."""
         if len(numbers) * self.centres.numel() <= FEW_NUMBERS:
             return by_differences(self.rows[numbers].double(), self.centres)
-        labels = torch.empty_like(numbers)
-        for part in pieces(numbers, max(self.codes.shape)):
+        labels, (codes, biases) = torch.empty_like(numbers), self._aimed
+        for part in pieces(numbers, max(codes.shape)):
             rows = self.rows[numbers[part]]
             near = self._near(rows)
-            scores = torch.addmm(self.biases, self.codes, near.T)
+            scores = torch.addmm(biases[:, None], codes, near.T)
             best, label = scores.min(0)
             own = self.slope * torch.linalg.vector_norm(near, dim=1) + self.offset
             close = ((scores <= best + own).sum(0) != 1) | ~(own > SMALLEST)

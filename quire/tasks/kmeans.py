@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, final, get_arg
 import torch
 from torch import Tensor
 
-from quire.data.batch import Batch, Data, in_order
+from quire.data.batch import Batch, Data, TensorData, in_order
 from quire.errors import InputError, unknown_name
 from quire.functional.clusters import (
     centre_update,
-    farthest_rows,
     inertia_from_sums,
     kmeans_plusplus,
     random_rows,
@@ -46,6 +45,7 @@ from quire.tasks.kmeans_rows import (
     Tallies,
     candidates,
     farthest,
+    shared_farthest,
     shared_inertia,
     survey,
     weighted_rows,
@@ -186,6 +186,8 @@ class KMeansTask(StatisticsTask):
         self.active.fill_(True)
         for buffer in (self.iterations, self.wanted, self.best, self.layout):
             buffer.zero_()
+        if self.layout.is_cpu and isinstance(data, TensorData):  # known before the first sweep has counted
+            self.layout.copy_(torch.tensor([len(data), 1]))
         self.trace = []
         self._control.forget()
         self._tallies.forget()
@@ -211,8 +213,9 @@ class KMeansTask(StatisticsTask):
         """Sums and counts of each active start, and candidates for the empty clusters of those that wait."""
         x, weights = weighted_rows(batch)
         sums, counts, now = [], [], self._control()
-        most = int(max(now.wanted))
-        far = self.centres.new_zeros(self.starts, max(now.batches, 1), most, self.features + 4)
+        far: Tensor | None = None
+        if most := int(max(now.wanted)):
+            far = self.centres.new_zeros(self.starts, max(now.batches, 1), most, self.features + 4)
         for r in range(self.starts):
             if not now.active[r]:
                 sums.append(torch.zeros_like(self.centres[r]))
@@ -221,14 +224,14 @@ class KMeansTask(StatisticsTask):
             found = self._searched(r, x, weights, self._tally(r, batch))
             sums.append(found.sums)
             counts.append(found.counts)
-            if now.wanted[r]:
-                some = farthest_rows(x, self.centres[r], found.labels, int(now.wanted[r]), weights=weights)
+            if far is not None and now.wanted[r]:
+                some = shared_farthest(x, self.centres[r], found.labels, int(now.wanted[r]), weights)
                 place = int(batch.rows[0]) * now.batches // now.rows
                 far[r, place, : len(some.squared)] = candidates(some)
         layout = torch.ones_like(self.layout)
         layout[:1].fill_(len(x))
         totals = {"sums": _stacked(sums), "counts": _stacked(counts), "layout": layout}
-        return totals | ({"far": far} if most else {})
+        return totals if far is None else totals | {"far": far}
 
     def _searched(
         self, start: int, x: Tensor, weights: Tensor | None, tally: Tally | RunningSums | None
@@ -267,28 +270,45 @@ class KMeansTask(StatisticsTask):
         free = self.centres.is_cuda and "far" not in totals
         if free and (numbers := self._advance_at_once(sums, counts)) is not None:
             return numbers
-        found = inertia_from_sums(
-            self.centres - self.shift, sums - counts[..., None] * self.shift, counts, self.squares
-        )
-        self.inertia.copy_(torch.where(self.active, found, self.inertia))
-        empty = (counts == 0).sum(1)
-        waits = self.active & (empty > 0) & (self.wanted == 0)
+        return torch.tensor(self._advance_on_host(sums, counts, totals), dtype=torch.float64)
+
+    def _advance_on_host(self, sums: Tensor, counts: Tensor, totals: Mapping[str, Tensor]) -> list[float]:
+        """What `advance` does, decided start by start where numbers are known: of short operations, those
+        that are not asked for are the fastest."""
+        now = self._control()
+        about = sums - counts[..., None] * self.shift
+        found = inertia_from_sums(self.centres - self.shift, about, counts, self.squares).tolist()
+        filled = counts.count_nonzero(1).tolist()
         if "far" in totals:
             sums, counts = sums.clone(), counts.clone()
-            for r in self.wanted.nonzero()[:, 0].tolist():
-                far = farthest(totals["far"][r], int(self.wanted[r]))
-                sums[r], counts[r] = relocate_empty(sums[r], counts[r], far)
-        goes = self.active & ~waits
-        new = torch.where(goes[:, None, None], centre_update(sums, counts), self.centres)
-        moved = (new - self.centres).square().sum((1, 2))
-        limit = torch.maximum(self.tol * self.variance, EXACT**2 * self.centres.square().sum((1, 2)))
-        self.centres.copy_(new)
-        # By name in place: to assign to a module's buffer takes longer than to add to it.
-        self.iterations.add_(goes)
-        self.active.logical_and_(~(goes & ((moved <= limit) | (self.iterations >= self.max_iter))))
-        self.wanted.copy_(torch.where(waits, empty, 0))
-        self.best.copy_(self.inertia.argmin())
-        return self._gather()
+            for r, count in enumerate(now.wanted):
+                if count:
+                    far = farthest(totals["far"][r], int(count))
+                    sums[r], counts[r] = relocate_empty(sums[r], counts[r], far)
+        new, least = centre_update(sums, counts), self.tol * float(self.variance)
+        iterations, active, wanted = self.iterations.tolist(), [*now.active], [0] * self.starts
+        inertia = [*now.inertia]
+        for r in range(self.starts):
+            if not now.active[r]:
+                continue
+            inertia[r] = found[r]
+            if filled[r] < self.clusters and not now.wanted[r]:
+                wanted[r] = self.clusters - filled[r]
+                continue
+            centres, iterations[r] = self.centres[r], iterations[r] + 1
+            moved, size = float((new[r] - centres).square_().sum()), float(centres.square().sum())
+            rests = moved <= max(least, EXACT**2 * size) or iterations[r] >= self.max_iter
+            active[r] = float(not rests)
+            centres.copy_(new[r])
+        self.inertia.copy_(torch.tensor(inertia, dtype=torch.float64))
+        self.iterations.copy_(torch.tensor(iterations))
+        if active != now.active:
+            self.active.copy_(torch.tensor(active))
+        if wanted != now.wanted:
+            self.wanted.copy_(torch.tensor(wanted))
+        if self.starts > 1:
+            self.best.fill_(inertia.index(min(inertia)))
+        return [now.radius, now.mass, *totals["layout"].tolist(), *active, *wanted, *inertia]
 
     def swept(self, numbers: list[float]) -> Swept:
         """Done when no centre moves."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.data.batch import Batch, Data, in_order
-from quire.functional.clusters import Farthest, inertia
+from quire.functional.clusters import Farthest, farthest_rows, inertia
 from quire.functional.nearest import Backend, running_sums, takes_kernels
 from quire.functional.screen import pieces
 from quire.functional.tally import Tally
@@ -50,6 +50,20 @@ def shared_inertia(rows: Tensor, centres: Tensor, labels: Tensor, weights: Tenso
         return inertia(rows[span], centres, labels[span], weights=weight)
 
     return sum(divided(work, rows), centres.new_zeros(()))
+
+
+def shared_farthest(
+    rows: Tensor, centres: Tensor, labels: Tensor, count: int, weights: Tensor | None
+) -> Farthest:
+    """The `count` rows farthest from their centres."""
+
+    def work(span: slice) -> Farthest:
+        weight = None if weights is None else weights[span]
+        return farthest_rows(rows[span], centres, labels[span], count, weights=weight)
+
+    found = Farthest(*(torch.cat(parts) for parts in zip(*divided(work, rows), strict=True)))
+    order = found.squared.sort(descending=True, stable=True).indices[:count]
+    return Farthest(*(part[order] for part in found))
 
 
 # Before the first sweep -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from quire.functional import nearest
 from quire.functional import screen as searching
 from quire.functional.nearest import cluster_sums, nearest_centres
 from quire.functional.screen import Screen
-from quire.functional.tally import Tally, spans
+from quire.functional.tally import Tally
 
 
 def by_differences(rows: Tensor, centres: Tensor) -> Tensor:
@@ -22,6 +22,13 @@ def by_differences(rows: Tensor, centres: Tensor) -> Tensor:
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def screened(rows: Tensor, centres: Tensor) -> Screen:
+    """After float32's search, with no label where that is unsure."""
+    screen = Screen(rows, centres, centres.mean(0).to(rows.dtype), None, None, collect=False)
+    screen.over(slice(0, len(rows)), screen._room())
+    return screen
 
 
 SHAPES = [(1, 1, 1), (7, 3, 2), (1000, 5, 7), (3000, 1, 129), (2500, 40, 300), (500, 200, 8), (4000, 2, 1024)]
@@ -58,25 +65,23 @@ def test_rows_that_float32_cannot_tell_apart(step: float) -> None:
     away = (centres[pairs[:, 1]] - centres[pairs[:, 0]]) * step
     x = torch.cat([middle + away, middle - away])
     wanted = by_differences(x, centres)
-    screen = Screen(x, centres, centres.mean(0), None, None, collect=False)
-    room = screen._room(len(x))
-    screen.over(spans(len(x), room.size), room)
+    screen = screened(x, centres)
+    scores = screen.biases + screen.codes @ (x - screen.shift).float().T
+    assert step > 1e-7 or (scores.argmin(0) != wanted).sum() > 20, "float32 alone would do"
     wrong = (screen.labels != wanted).nonzero()[:, 0]
-    assert step > 1e-7 or len(wrong) > 20, "float32 alone would do"
-    assert set(wrong.tolist()) <= set(screen.unsure(slice(0, len(x))).tolist())
+    assert set(wrong.tolist()) <= set(screen.unsure(screen.labels).tolist())
     assert torch.equal(nearest_centres(x, centres), wanted)
 
 
 def test_doubt_is_not_cast_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test above would be passed by deciding all rows in float64."""
     x, centres = normal(20_000, 32, dtype=torch.float32), normal(64, 32, seed=1)
-    screen = Screen(x, centres, centres.mean(0), None, None, collect=False)
-    screen.run()
-    assert len(screen.unsure(slice(0, len(x)))) < 50
+    screen = screened(x, centres)
+    assert len(screen.unsure(screen.labels)) < 50
     x[0] *= 1000  # a row far out makes others unsure, and they are asked about their own size
-    screen = Screen(x, centres, centres.mean(0), None, None, collect=False)
-    screen.run()
-    asked = []
+    screen = screened(x, centres)
+    unsure, asked = screen.unsure(screen.labels), []
+    assert len(unsure) > 50
     decide = searching.decide
 
     def counted(rows: Tensor, *rest: Tensor) -> Tensor:
@@ -84,9 +89,9 @@ def test_doubt_is_not_cast_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None
         return decide(rows, *rest)
 
     monkeypatch.setattr(searching, "decide", counted)
-    labels = screen.settled(screen.unsure(slice(0, len(x))))
+    labels = screen.settled(unsure)
     assert sum(asked) < 50
-    assert torch.equal(labels, by_differences(x, centres)[screen.unsure(slice(0, len(x)))])
+    assert torch.equal(labels, by_differences(x, centres)[unsure])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -103,6 +108,14 @@ def test_the_lowest_number_wins_an_exact_tie(dtype: torch.dtype) -> None:
 def test_values_that_float32_does_not_have(scale: float) -> None:
     x, centres = normal(300, 4) * scale, normal(9, 4, seed=1) * scale
     assert torch.equal(nearest_centres(x, centres), by_differences(x / scale, centres / scale))
+
+
+@pytest.mark.parametrize("rows", [300, 5000])
+def test_a_cell_without_a_centre_is_nobodys(rows: int) -> None:
+    """All scores are infinite in float32, and the grid of 19 centres has 20 cells."""
+    x, centres = normal(rows, 4), normal(19, 4, seed=1) * 1e20
+    found = nearest_centres(x, centres, shift=torch.zeros(4))
+    assert torch.equal(found, by_differences(x, centres))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -47,6 +47,12 @@ KINDS: dict[str, Callable[[int, int], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _bounds_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little time it takes to search a row."""
+    monkeypatch.setattr(tally, "CHEAP", 0.0)
+
+
 def new_tally(x: Tensor, clusters: int) -> tuple[Tally, Tensor, float]:
     shift = x.double().mean(0).to(x.dtype).double()
     radius = float((x.double() - shift).norm(dim=1).max())
@@ -65,9 +71,17 @@ def check(found: ClusterSums, x: Tensor, centres: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("features", "clusters"), [(2, 5), (3, 40), (30, 8), (1, 17)])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bounded", [False, True])
 def test_every_sweep_has_the_labels_of_a_full_search(
-    kind: str, features: int, clusters: int, dtype: torch.dtype
+    bounded: bool,
+    kind: str,
+    features: int,
+    clusters: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not bounded:
+        monkeypatch.setattr(tally, "CHEAP", 1e9)
     x = KINDS[kind](features, clusters).to(dtype)
     kept, shift, radius = new_tally(x, clusters)
     centres, asked = x[:clusters].double(), []
@@ -76,7 +90,9 @@ def test_every_sweep_has_the_labels_of_a_full_search(
         check(found, x, centres)
         asked.append(kept.bounds.last)
         centres = centre_update(found.sums, found.counts)
-    if kind == "groups" and features > 1:
+    if not bounded:
+        assert set(asked) == {len(x)}
+    elif kind == "groups" and features > 1:
         assert asked[-1] < len(x) / 3, "hardly any row was left alone"
 
 
@@ -105,10 +121,11 @@ def test_a_tie_is_looked_at_again_whenever_it_is_broken_and_made() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1e-30, 1e-18, 1e18, 1e30, 1e100])
-def test_values_that_float32_does_not_have(scale: float) -> None:
-    x = groups(4, 9)
-    kept, shift, radius = new_tally(x * scale, 9)
-    centres = x[:9]
+@pytest.mark.parametrize("clusters", [9, 19])
+def test_values_that_float32_does_not_have(clusters: int, scale: float) -> None:
+    x = groups(4, clusters)
+    kept, shift, radius = new_tally(x * scale, clusters)
+    centres = x[:clusters]
     for _ in range(8):
         found = cluster_sums(x * scale, centres * scale, shift=shift, radius=radius, tally=kept)
         assert torch.equal(found.labels, by_differences(x, centres))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -223,20 +223,21 @@ def test_judging() -> None:
     torch.testing.assert_close(task.loss_each(batch)["inertia"], squared[:5])
 
 
-def test_a_sweep_goes_through_the_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_sweep_goes_through_the_rows_once(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    over = Screen.over
+    look = Screen._look
 
-    def counted(self: Screen, chunks: Iterable[slice], *given: Any) -> Tensor:
-        taken = list(chunks)
-        seen.append(sum(chunk.stop - chunk.start for chunk in taken))
-        return over(self, taken, *given)
+    def counted(self: Screen, near: Tensor, *given: Any) -> Tensor:
+        seen.append(len(near))
+        return look(self, near, *given)
 
     x = blobs()
     task = KMeansTask(3, 4)
-    task.begin(TensorData({"inputs": x}), x[:4])
-    monkeypatch.setattr(Screen, "over", counted)
+    task.begin(TensorData({"inputs": x}) if kept else Apart(inputs=x), x[:4])
+    monkeypatch.setattr(Screen, "_look", counted)
     task.statistics(Batch({"inputs": x}, torch.arange(300)))
+    assert bool(task._tallies._kept) == kept
     assert seen == [300]
 
 

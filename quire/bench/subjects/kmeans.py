@@ -47,7 +47,10 @@ def growth(place: Place) -> Iterator[Growth]:
     features, clusters = (64, 256) if place.on_gpu else (32, 64)
     yield Growth(
         f"K-means iteration, {features} features, {clusters} clusters", "rows N", sizes,
-        lambda rows: case(place, rows, features, clusters, torch.float32), order=1, memory_order=1,
+        lambda rows: case(
+            place, rows, features, clusters, torch.float32, turns=(3, 18 if rows > 10**5 else 303)
+        ),
+        order=1, memory_order=1,
     )  # fmt: skip
 
 
