@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import resource
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ MADE: dict[str, Any] = {
     "normed": normed,
     "first_layer": first_layer,
 }
+FEW = ("one_player", "gpt", "normed")
+"""Kinds that stand for the others where time is short."""
+KIND = [pytest.param(kind, marks=[] if kind in FEW else pytest.mark.long) for kind in MADE]
 
 
 def learn(kind: str, who: tuple[int, ...], where: str, parts: int, first: int = 0) -> Found:
@@ -159,18 +163,26 @@ def stopped(path: Path, who: int) -> Found:
     raise AssertionError("went on")
 
 
-def work(path: Path) -> dict[str, Found]:
+def of_kinds(kinds: Iterable[str]) -> dict[str, Found]:
     found: dict[str, Found] = {}
-    for kind in MADE:
+    for kind in kinds:
         found[f"{kind} whole"] = learn(kind, (), "forward", 1)
         found[f"{kind} parts"] = learn(kind, (), "forward", 2)
         for who, where in CASES:
             found[f"{kind} {who} {where}"] = learn(kind, WHO[who], where, 1)
         for who, where in LATER:
             found[f"{kind} {who} {where} later"] = learn(kind, WHO[who], where, 1, first=3)
+    return found
+
+
+def rest(_: Path) -> dict[str, Found]:
+    return of_kinds(kind for kind in MADE if kind not in FEW) | {"everywhere": everywhere()}
+
+
+def work(path: Path) -> dict[str, Found]:
+    found = of_kinds(FEW)
     for who, numbers in {"nobody": (), **WHO}.items():
         found[f"optimiser {who}"] = optimised(numbers, 1)
-    found["everywhere"] = everywhere()
     for number in range(2):
         found[f"stopped {number}"] = stopped(path, number)
     return found
@@ -197,7 +209,7 @@ def for_real(_: Path) -> dict[str, Found]:
 def main(path: Path, number: int, what: str = "work") -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{path}/meet", rank=number, world_size=2)
-    doing = {"work": work, "for real": for_real}[what]
+    doing = {"work": work, "rest": rest, "for real": for_real}[what]
     for name, (tensors, facts) in sharding(lambda: doing(path), True).items():
         save_file(tensors, path / f"{name} {number}.safetensors")
         (path / f"{name} {number}.json").write_text(json.dumps(facts))
@@ -212,19 +224,34 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(
+        tmp_path_factory,
+        "memory_split_rest",
+        lambda path: together("tests.train.test_memory_split", path, 2, "rest"),
+    )
+
+
+@pytest.fixture
+def done(request: pytest.FixtureRequest, kind: str) -> Path:
+    """Where the runs of a kind are."""
+    return request.getfixturevalue("two" if kind in FEW else "others")
+
+
 def read(path: Path, name: str, number: int) -> Found:
     facts = json.loads((path / f"{name} {number}.json").read_text())
     return load_file(path / f"{name} {number}.safetensors"), facts
 
 
 @pytest.mark.parametrize(("who", "where"), CASES)
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", KIND)
 def test_to_the_bit_as_if_parts_had_been_smaller_from_the_beginning(
-    two: Path, kind: str, who: str, where: str
+    done: Path, kind: str, who: str, where: str
 ) -> None:
     for number in range(2):
-        wanted, facts = read(two, f"{kind} parts", number)
-        found, told = read(two, f"{kind} {who} {where}", number)
+        wanted, facts = read(done, f"{kind} parts", number)
+        found, told = read(done, f"{kind} {who} {where}", number)
         assert told["failures"] == (number in WHO[who])
         assert (told["parts"], told["values"]) == (2, facts["values"])
         for name, value in wanted.items():
@@ -232,14 +259,14 @@ def test_to_the_bit_as_if_parts_had_been_smaller_from_the_beginning(
 
 
 @pytest.mark.parametrize(("who", "where"), LATER)
-@pytest.mark.parametrize("kind", [kind for kind in MADE if kind not in ("normed", "two_players")])
+@pytest.mark.parametrize("kind", [kind for kind in KIND if kind.values[0] not in ("normed", "two_players")])
 def test_in_the_middle_of_a_run_the_step_is_that_of_the_whole_batch(
-    two: Path, kind: str, who: str, where: str
+    done: Path, kind: str, who: str, where: str
 ) -> None:
     """Without what is drawn for a part, and moments that are those of a part."""
     for number in range(2):
-        wanted, facts = read(two, f"{kind} whole", number)
-        found, told = read(two, f"{kind} {who} {where} later", number)
+        wanted, facts = read(done, f"{kind} whole", number)
+        found, told = read(done, f"{kind} {who} {where} later", number)
         assert told["failures"] == (number in WHO[who])
         assert (told["parts"], facts["parts"]) == (2, 1)
         assert told["values"] == pytest.approx(facts["values"], rel=1e-11)
@@ -265,10 +292,11 @@ def test_a_stop_of_one_is_a_stop_of_all_and_names_it(two: Path, short: int) -> N
     assert newest_checkpoint(two / f"run {short}" / "checkpoints").step == 3
 
 
-def test_wherever_in_a_step_it_runs_out(two: Path) -> None:
+@pytest.mark.long
+def test_wherever_in_a_step_it_runs_out(others: Path) -> None:
     """Three blocks and the rest of the model, put together twice and added up once in each of two parts."""
     for number in range(2):
-        facts = read(two, "everywhere", number)[1]
+        facts = read(others, "everywhere", number)[1]
         assert facts["seen"] >= 2 * (3 * 2 + 1 + 2 * 4)
         assert facts["in vain"] == facts["different"] == []
 
