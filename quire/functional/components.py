@@ -89,6 +89,8 @@ class Facts(NamedTuple):
     """How many numbers of G's diagonal are 0."""
     drift: float
     """‖t‖²/N, which centring takes off."""
+    square: float
+    """What is left of the trace, feature by feature: a large one that is constant hides no other."""
     lost: float
     """`share_lost` of G; 0 where its products were in float64."""
 
@@ -96,20 +98,15 @@ class Facts(NamedTuple):
     def of(sums: Mapping[str, Tensor]) -> Tensor:
         """As one vector, without waiting for a GPU."""
         count, total, diagonal = sums["count"], sums["total"], sums["gram"].diagonal()
-        numbers = [
-            count,
-            diagonal.sum(),
-            diagonal.max(),
-            (diagonal == 0).sum().double(),
-            total @ total / count,
-        ]
-        checks = [torch.linalg.vector_norm(sums[name]) for name in CHECKS if name in sums]
-        return torch.stack(numbers + checks)
+        taken, constant = total.square() / count, (diagonal == 0).sum().double()
+        numbers = (count, diagonal.sum(), diagonal.max(), constant, taken.sum(), (diagonal - taken).sum())
+        checks = (torch.linalg.vector_norm(sums[name]) for name in CHECKS if name in sums)
+        return torch.stack([*numbers, *checks])
 
     @classmethod
     def read(cls, numbers: Tensor) -> Facts:
-        rows, trace, largest, constant, drift, *checks = numbers.tolist()
-        return cls(rows, trace, largest, constant, drift, share_lost(*checks) if checks else 0.0)
+        rows, trace, largest, constant, drift, square, *checks = numbers.tolist()
+        return cls(rows, trace, largest, constant, drift, square, share_lost(*checks) if checks else 0.0)
 
 
 class Spectrum(NamedTuple):
@@ -251,7 +248,7 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, le
         smallest = values[:1].clamp_min(0) * len(gram) * torch.finfo(values.dtype).eps
         inverse = torch.where(values > smallest, values, torch.inf).rsqrt()[:, None] * vectors
     values = values.clamp_min(0).sqrt()
-    square = values.new_tensor(known_facts.trace - known_facts.drift)
+    square = values.new_tensor(known_facts.square)
     if view.scale is not None:
         turn, values, vectors = torch.linalg.svd(values[:, None] * vectors * view.scale)
         inverse, square = None if inverse is None else turn.mT @ inverse, values.square().sum()
@@ -269,7 +266,7 @@ def sharper_view(
     """Where the next pass should look from; None where the first `wanted` singular values (and the `rest`,
     taken together) are known to `ACCURACY`, or are zero as far as float64 can tell."""
     single, size = view.precision != torch.float64, len(sums["gram"])
-    count, trace, most, _, drift, share = found.facts
+    count, trace, most, _, drift, _, share = found.facts
     if single and not math.isfinite(trace):
         return view._replace(precision=torch.float64)  # squares that are too large for less
     values: list[float] = found.singular_values.tolist()
@@ -283,7 +280,7 @@ def sharper_view(
     known = values[: min(wanted, found.rank)]
     faintest = known[-1] if known else math.inf
     if rest and wanted < found.rank:
-        faintest = min(faintest, max(float(found.square) - sum(value**2 for value in known), 0.0) ** 0.5)
+        faintest = min(faintest, max(float(found.square) - sum(value * value for value in known), 0.0) ** 0.5)
     noise = torch.finfo(torch.float64).eps * max(count, size) * largest
     if not (faintest < floor and noise < floor):
         return None

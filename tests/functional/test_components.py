@@ -110,6 +110,18 @@ def test_pairs_within_a_basis() -> None:
     assert found_in(basis, 3.0) is None  # not above the bound
 
 
+def test_a_large_constant_hides_no_variance() -> None:
+    """Of sums about 0, where the trace is 10²⁰ times as large as what varies."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, 3, generator=generator, dtype=DOUBLE)
+    x[:, 0] = 1e8
+    view = scatter.View(torch.zeros(3, dtype=DOUBLE))
+    wanted = float((x - x.mean(0)).square().sum())
+    assert float(components.spectrum(scatter.moments(x, view), view).square) == pytest.approx(
+        wanted, rel=1e-9
+    )
+
+
 def test_one_scatter_alone_would_lose_them() -> None:
     x = with_spectrum(500, 50 * torch.logspace(0, -10, 12, dtype=DOUBLE))
     values = torch.linalg.eigvalsh(torch.cov(x.T) * 499).clamp_min(0).sqrt()

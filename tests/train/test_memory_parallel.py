@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, distributed
+from torch import distributed
 
 from quire.options import Optim, Train
 from quire.train import evaluate, fit
@@ -21,7 +19,7 @@ from tests.train.examples import classes, folder
 from tests.train.test_memory import KINDS, ROWS, Limit, dense, find
 from tests.train.test_memory_ends import Narrow
 from tests.train.test_parallel import state, wide
-from tests.train.together import once, together
+from tests.train.together import Found, once, read, together, write
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +28,6 @@ CASES = [("first", "forward"), ("second", "backward"), ("both", "forward"), ("bo
 PLAIN = [kind for kind in KINDS if kind != "noisy_weights"]
 """Kinds that draw nothing which each process would draw for itself, but for a GAN's noise."""
 OPTIM = Optim("sgd", lr=0.1, momentum=0.5, clip_norm=0.5)
-Found = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def short(kind: str, who: tuple[int, ...], where: str, first: int = 0) -> Found:
@@ -94,9 +91,7 @@ def main(path: Path, number: int) -> None:
         for name, where in CASES:
             found[f"norms {gan} {name} {where}"] = normed(WHO[name], where, 1, gan)
     found["stopped"], found["judged"] = stopped(path), judged(path)
-    for name, (tensors, facts) in found.items():
-        save_file(tensors, path / f"{name} {number}.safetensors")
-        (path / f"{name} {number}.json").write_text(json.dumps(facts))
+    write(path, found, number)
     assert len(from_all(number)) == 2
     distributed.destroy_process_group()
 
@@ -108,11 +103,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "memory_parallel",
         lambda path: together("tests.train.test_memory_parallel", path, 2),
     )
-
-
-def read(path: Path, name: str, number: int) -> Found:
-    facts = json.loads((path / f"{name} {number}.json").read_text())
-    return load_file(path / f"{name} {number}.safetensors"), facts
 
 
 @pytest.mark.parametrize(("who", "where"), CASES)

@@ -3,7 +3,6 @@ at the same place and take it again in smaller parts."""
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections.abc import Iterable
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
@@ -29,7 +27,7 @@ from tests.train.test_memory import KINDS, ROWS, SAID, Limit, dense, find
 from tests.train.test_memory_ends import failing
 from tests.train.test_parallel import state, wide
 from tests.train.test_shard import language, sharding, tokens
-from tests.train.together import once, together
+from tests.train.together import Found, once, read, together, write
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +35,6 @@ WHO = {"first": (0,), "second": (1,), "both": (0, 1)}
 CASES = [(who, where) for who in WHO for where in ("forward", "backward")]
 LATER = [("first", "backward"), ("second", "forward")]
 OPTIM = Optim("sgd", lr=0.1, momentum=0.5, clip_norm=0.5)
-Found = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def gpt(checkpoint: bool) -> Any:
@@ -210,9 +207,7 @@ def main(path: Path, number: int, what: str = "work") -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{path}/meet", rank=number, world_size=2)
     doing = {"work": work, "rest": rest, "for real": for_real}[what]
-    for name, (tensors, facts) in sharding(lambda: doing(path), True).items():
-        save_file(tensors, path / f"{name} {number}.safetensors")
-        (path / f"{name} {number}.json").write_text(json.dumps(facts))
+    write(path, sharding(lambda: doing(path), True), number)
     assert len(from_all(number)) == 2
     distributed.destroy_process_group()
 
@@ -237,11 +232,6 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(request: pytest.FixtureRequest, kind: str) -> Path:
     """Where the runs of a kind are."""
     return request.getfixturevalue("two" if kind in FEW else "others")
-
-
-def read(path: Path, name: str, number: int) -> Found:
-    facts = json.loads((path / f"{name} {number}.json").read_text())
-    return load_file(path / f"{name} {number}.safetensors"), facts
 
 
 @pytest.mark.parametrize(("who", "where"), CASES)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+Found = tuple[dict[str, Tensor], dict[str, Any]]
+"""Tensors and facts of a run."""
 PATIENCE = 400
 """Seconds, on a machine that has much else to do."""
 
@@ -48,3 +53,15 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None
             make(path)
             done.touch()
     return path
+
+
+def write(path: Path, found: Mapping[str, Found], number: int) -> None:
+    """What process `number` has found, by names."""
+    for name, (tensors, facts) in found.items():
+        save_file(tensors, path / f"{name} {number}.safetensors")
+        (path / f"{name} {number}.json").write_text(json.dumps(facts))
+
+
+def read(path: Path, name: str, number: int) -> Found:
+    facts = json.loads((path / f"{name} {number}.json").read_text())
+    return load_file(path / f"{name} {number}.safetensors"), facts
