@@ -50,6 +50,15 @@ def as_tensor(name: str, values: Tensor | np.ndarray) -> Tensor:
         ) from None
 
 
+class Whole:
+    """Tensors that many batches are cut out of."""
+
+    def __init__(self, fields: Mapping[str, Tensor]) -> None:
+        self.fields = fields
+        self.size = len(next(iter(fields.values())))
+        self.kind = tuple((name, value.shape[1:], value.dtype) for name, value in fields.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Named tensors with the same first dimension B, and where their rows stand in the data set."""
@@ -58,6 +67,9 @@ class Batch:
     rows: Tensor
     complete: bool = False
     """True where it is known that no target is ignored, so that nothing has to be counted."""
+    whole: Whole | None = None
+    """What the rows were cut out of, one after the other from the row `first` on, if it is known."""
+    first: int = 0
 
     @property
     def inputs(self) -> Tensor:
@@ -68,7 +80,7 @@ class Batch:
         return field(self.fields, "target")
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.rows.size(0)  # len(rows) would run Python of PyTorch's, for a microsecond
 
     def replace(self, **fields: Tensor) -> Batch:
         return Batch(
@@ -191,9 +203,11 @@ class TensorData:
             # The chunk is gathered whole even if some of it is skipped: a batch then lies at the same
             # alignment in memory as without skipping, and its products round alike.
             gathered = self._take(chunk, where)
+            whole = Whole(gathered.fields)
             pieces = {name: torch.split(value, batch_size) for name, value in gathered.fields.items()}
             for i in range(start, len(parts)):
-                yield Batch({name: pieces[name][i] for name in pieces}, parts[i], self.complete)
+                fields = {name: pieces[name][i] for name in pieces}
+                yield Batch(fields, parts[i], self.complete, whole, i * batch_size)
             start = 0
 
 

@@ -57,7 +57,7 @@ def check_fit(
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """The device of that name, where this machine has it."""
+    """The device of that name, where this machine has it; a GPU by its number, as tensors name theirs."""
     try:
         found = torch.device(device)
     except RuntimeError:
@@ -71,4 +71,6 @@ def resolve_device(device: torch.device | str) -> torch.device:
             expected="a device that is there",
             fix="use device='cpu' or leave it out",
         )
+    if found.type == "cuda" and found.index is None:
+        found = torch.device("cuda", torch.cuda.current_device())
     return found

@@ -7,6 +7,9 @@ takes ten times as long as they run. Replayed, they follow each other at once.
 A replay does what was recorded, whatever the Python code would have done, so a step is recorded only if the
 one before showed that Python decides nothing in it: it asked nothing of the device, drew no random number on
 the host, and left no counter in any module changed. Batches of another shape are other recordings.
+
+What is left for the host to do would take as long as the step itself. So a recording also cuts its batches
+out of the tensors that they come from, by a count of its own, and writes its numbers where they can stay.
 """
 
 from __future__ import annotations
@@ -15,16 +18,18 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quire.data.batch import Batch
+from quire.data.batch import Batch, Whole
 from quire.functional.modes import has_hooks
+from quire.functional.small_layers import SmallLayers
 from quire.train.gradients import Weights
+from quire.train.pages import Page, alone
 
 Rate = float | Tensor
 Work = Callable[[Batch, Weights, Rate], Tensor]
@@ -45,37 +50,62 @@ class Recorder:
         """A `compiled` step is recorded also where launches take little of its time."""
         self.task, self.device, self.compiled = task, device, compiled
         self.recordings: dict[Hashable, Recording] = {}
+        self.sources: dict[Hashable, Source] = {}
         self.seen: dict[Hashable, int] = {}
+        self.left: dict[Hashable, Tensor] = {}
+        """The numbers that the rehearsal of a step left."""
         self.refused = ""
         """Why nothing more is recorded."""
 
     def __call__(
         self, course: Hashable, batch: Batch, factors: Weights, rate: float, constant: bool, work: Work
-    ) -> Tensor:
-        """`course` stands for all that the work depends on besides its arguments."""
+    ) -> tuple[Page, int]:
+        """`course` stands for all that the work depends on besides its arguments. Returns where the numbers
+        are: a page and a row of it."""
+        whole = self._whole(batch)
         key = (
-            course, batch.complete, rate if constant else None,
-            *((name, value.shape, value.dtype) for name, value in batch.fields.items()),
-            *((name, None if isinstance(value, Tensor) else value) for name, value in factors.items()),
+            course, batch.complete, rate if constant else None, len(batch), whole and whole.kind,
+            *(() if whole else [(name, value.shape, value.dtype) for name, value in batch.fields.items()]),
+            *[(name, None if isinstance(value, Tensor) else value) for name, value in factors.items()],
         )  # fmt: skip
         found = self.recordings.get(key)
         if found is not None:
             return found.replay(batch, factors, rate)
         if self.refused or len(self.recordings) == MOST:
-            return work(batch, factors, rate)
+            return alone(work(batch, factors, rate))
         self.seen[key] = self.seen.get(key, 0) + 1
-        if self.seen[key] < REHEARSED:
-            return work(batch, factors, rate)
-        if self.seen[key] == REHEARSED:
-            return self._rehearse(batch, factors, rate, work)
+        if self.seen[key] <= REHEARSED:
+            with self.layers():  # compiles its kernels in the first of these steps
+                if self.seen[key] < REHEARSED:
+                    return alone(work(batch, factors, rate))
+                self.left[key] = self._rehearse(batch, factors, rate, work)
+                return alone(self.left[key])
         try:
-            self.recordings[key] = Recording(
-                batch, factors, rate, work, constant=constant, compiled=self.compiled
-            )
+            source = None
+            if whole is not None:
+                source = self.sources.get(whole.kind) or Source(whole)
+                self.sources[whole.kind] = source
+            with self.layers():
+                self.recordings[key] = Recording(
+                    batch, factors, rate, work, source, left=self.left[key], constant=constant,
+                    compiled=self.compiled,
+                )  # fmt: skip
         except Exception as error:  # nothing of a recording runs, so the step is still to be taken
             self.refused = f"{type(error).__name__}: {str(error)[:200]}"
-            return work(batch, factors, rate)
+            return alone(work(batch, factors, rate))
         return self.recordings[key].replay(batch, factors, rate)
+
+    def layers(self) -> AbstractContextManager[object]:
+        """How layers are computed in steps that are recorded, and in those before."""
+        return nullcontext() if self.compiled else SmallLayers()
+
+    def _whole(self, batch: Batch) -> Whole | None:
+        """What the batch is to be cut out of by the recording, if it can be and there is more of it."""
+        whole = batch.whole
+        if whole is None or whole.size == len(batch):
+            return None
+        source = self.sources.get(whole.kind)
+        return whole if source is None or whole.size <= source.size else None
 
     def _rehearse(self, batch: Batch, factors: Weights, rate: float, work: Work) -> Tensor:
         """A step as it is written, with an eye on what a replay would leave out."""
@@ -98,8 +128,25 @@ class Recorder:
         return result
 
 
+class Source:
+    """The place that recordings cut their batches out of."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.size = whole.size
+        self.fields = {name: torch.empty_like(value) for name, value in whole.fields.items()}
+        self.holds: Whole | None = None
+
+    def hold(self, whole: Whole) -> None:
+        for name, value in whole.fields.items():
+            self.fields[name][: whole.size].copy_(value)
+        self.holds = whole
+
+
 class Recording:
     """One step as a graph, with the places its inputs are read from and its numbers are left in."""
+
+    LONG = 256
+    """Rows of a page."""
 
     def __init__(
         self,
@@ -107,12 +154,26 @@ class Recording:
         factors: Weights,
         rate: float,
         work: Work,
+        source: Source | None,
         *,
+        left: Tensor,
         constant: bool,
         compiled: bool,
     ) -> None:
         device = batch.inputs.device
-        self.fields = {name: value.clone() for name, value in batch.fields.items()}
+        self.source, self.size = source, len(batch)
+        self.next = 0
+        """The row of the source that the next replay begins at, unless it is told otherwise."""
+        self.row = 0
+        # Outside of the recording, whose own memory serves several of its tensors in turn.
+        memory = left.new_empty(self.LONG, len(left))
+        # Rows to be cut out, and the row of the page to be written, all of which go on by themselves.
+        rows_of_source = torch.arange(len(batch) + 1, device=device)
+        rows_of_source[-1] = 0
+        self.counters, self.first_rows = rows_of_source, rows_of_source.clone()
+        self.strides = torch.full_like(self.counters, len(batch))  # which the graph reads as long as it lives
+        self.strides[-1] = 1
+        self.fields = {} if source else {name: value.clone() for name, value in batch.fields.items()}
         names: dict[torch.dtype, list[str]] = {}
         for name, value in self.fields.items():
             names.setdefault(value.dtype, []).append(name)
@@ -128,9 +189,23 @@ class Recording:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             given = rate if self.rate is None else self.rate
-            self.numbers = work(Batch(self.fields, rows, batch.complete), self.factors, given)
+            fields = self.fields
+            if source:
+                chosen = self.counters[:-1]
+                fields = {name: value.index_select(0, chosen) for name, value in source.fields.items()}
+            numbers = work(Batch(fields, rows, batch.complete), self.factors, given)
+            memory.index_copy_(0, self.counters[-1:], numbers.unsqueeze(0))
+            self.counters.add_(self.strides)
+        self.page = Page(memory)
 
-    def replay(self, batch: Batch, factors: Mapping[str, Any], rate: float) -> Tensor:
+    def replay(self, batch: Batch, factors: Mapping[str, Any], rate: float) -> tuple[Page, int]:
+        if self.source is not None:
+            assert batch.whole is not None
+            if self.source.holds is not batch.whole:
+                self.source.hold(batch.whole)
+            if self.next != batch.first:
+                torch.add(self.first_rows[:-1], batch.first, out=self.counters[:-1])
+            self.next = batch.first + self.size
         # Kernels all of them: PyTorch's plain copies ask the driver, which takes three times as long.
         for names, places in self.places:
             torch._foreach_copy_(places, [batch.fields[name] for name in names])
@@ -139,8 +214,18 @@ class Recording:
                 value.copy_(factors[name])
         if self.rate is not None:
             self.rate.fill_(rate)
+        if self.row == self.LONG:
+            self._turn()
         self.graph.replay()
-        return self.numbers + 0.0
+        self.row += 1
+        return self.page, self.row - 1
+
+    def _turn(self) -> None:
+        """Go on with a new page; what has been written on this one is kept apart."""
+        memory = self.page.values
+        self.page.values = memory.clone()
+        self.page, self.row = Page(memory), 0
+        self.counters[-1:].zero_()
 
 
 @contextmanager

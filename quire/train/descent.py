@@ -259,7 +259,7 @@ class Descent:
         if penalty:
             train_values["penalty"] = penalty
         train_values["lr"] = self.stepper.lr(self.step - 1)
-        train_values["gradient_norm"] = float(self.stepper.last_norm)
+        train_values["gradient_norm"] = self.stepper.last_norm()
         if self.stepper.parts.state() is not None:
             train_values["micro_batches"] = float(self.stepper.parts.count)
         judged: dict[str, float] | None = None

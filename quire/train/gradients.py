@@ -49,6 +49,10 @@ def combine(factors: Mapping[str, Weight], sums: Mapping[str, Tensor]) -> Tensor
     return loss
 
 
+def _like(value: Tensor, factor: Weight) -> Tensor:
+    return factor.to(value.dtype) if isinstance(factor, Tensor) else value.new_full(value.shape, factor)
+
+
 def check_accumulation(task: Task, micro_batches: int) -> None:
     """Refuse, before any work, what could not be exact."""
     if micro_batches > 1 and task.couples_samples and type(task).represent is Task.represent:
@@ -92,17 +96,21 @@ class Gradients:
             if sums is None:
                 with self.autocast():
                     sums = self.terms(batch, player)
-                self._backward(combine(factors, sums), player)
+                self._backward(factors, sums, player)
                 sums = {name: value.detach() for name, value in sums.items()}
             add_to(total, sums)
         return total
 
-    def _backward(self, loss: Tensor, player: str) -> None:
-        if self.alone or (self.peers is not None and self.peers.shards is not None):
-            loss.backward()  # what is split has no other way; whose turn it is forgets what is not its own
-        else:  # other players' parameters are constants of this player's loss
+    def _backward(self, factors: Mapping[str, Weight], sums: Sums, player: str) -> None:
+        """∂/∂sum of the loss is the sum's factor, so the loss itself is not needed."""
+        moving = {name: value for name, value in sums.items() if value.requires_grad} or sums
+        seeds = [_like(value, factors[name]) for name, value in moving.items()]
+        inputs = None
+        # What is split has no other way than to all of it; whose turn it is forgets what is not its own.
+        # Otherwise other players' parameters are constants of this player's loss.
+        if not (self.alone or (self.peers is not None and self.peers.shards is not None)):
             inputs = list(self.task.player_parameters(player).values())
-            loss.backward(inputs=inputs)
+        torch.autograd.backward(list(moving.values()), seeds, inputs=inputs)
 
     def _coupled(self, micro: list[Batch], factors: Mapping[str, Weight]) -> Sums:
         """Representations of all parts first, then the loss of the whole batch and its gradient with

@@ -23,6 +23,7 @@ from quire.train.capture import Rate, Recorder
 from quire.train.gradients import Gradients, Sums, Weights, check_accumulation, loss_factors
 from quire.train.guard import explain_non_finite, quick_norm
 from quire.train.memory import Before, Elsewhere, free, shortage
+from quire.train.pages import Row, alone
 from quire.train.parts import Parts
 from quire.train.peers import Peers
 from quire.train.player import Player
@@ -91,18 +92,21 @@ class Stepper:
         self.on_host = device.type == "cpu"
         self.skip = None if self.on_host else torch.zeros((), device=device)
         self.one = None if self.on_host else torch.ones((), device=device)
-        self.suspects: list[tuple[int, tuple[str, ...], Batch, Tensor]] = []
+        self.suspects: list[tuple[int, tuple[str, ...], Batch, Row]] = []
+        """Steps that the flag may be about: number, movers, batch, and what they have left."""
         self.asked: tuple[int, Answer] | None = None
         """How many of the suspects the flag was asked about, and what it says."""
-        self.last_norm: float | Tensor = math.nan
+        self.norm: float | Tensor | Row = math.nan
+        """Of the last gradient; of a step on a device its row, whose last number it is."""
         constant = optim.schedule.name == "constant" and not optim.schedule.warmup
         self.constant_lr = optim.lr if constant else None
         alike = train.micro_batches == 1 and not (train.carry or train.noise.activations or peers)
         self.recorder: Recorder | None = None
         if device.type == "cuda" and alike and train.capture:
             self.recorder = Recorder(task, device, compiled=train.compile)
-        self.names: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-        """Of the players that move: which numbers a step on the device leaves, player by player."""
+        self.columns: dict[tuple[str, ...], dict[str, int]] = {}
+        """Of the players that move: where each sum stands among the numbers that a step on the device leaves.
+        The sums of each player are followed by the norm of its gradient."""
 
     def lr(self, step: int) -> float:
         if self.constant_lr is not None:
@@ -120,7 +124,7 @@ class Stepper:
             for before in self.before.values():
                 before.forget()
 
-    def step(self, batch: Batch, number: int) -> tuple[Sums, Weights]:
+    def step(self, batch: Batch, number: int) -> tuple[Sums | Row, Weights]:
         """Step `number` (counted from 0) on `batch`; returns what was differentiated."""
         task, train = self.task, self.train
         if self.joining:
@@ -146,7 +150,8 @@ class Stepper:
         if train.carry:
             self.carried = {name: torch.cat([part[name] for part in task.left]) for name in task.left[0]}
         if task.turns:  # who did not move has no sum to divide
-            weights = {name: weight for name, weight in weights.items() if name in shown}
+            moved = shown.columns if isinstance(shown, Row) else shown
+            weights = {name: weight for name, weight in weights.items() if name in moved}
         return shown, weights
 
     def _differentiate(self, micro: list[Batch], factors: Weights, player: Player) -> Sums:
@@ -162,15 +167,15 @@ class Stepper:
         for player in step.movers:
             sums = self._gradient(step, player)
             norm = player.norm() if self.clips or player.shards else None
-            self.last_norm = quick_norm(player) if norm is None else norm.item()
-            if not (math.isfinite(self.last_norm) and all([math.isfinite(s.item()) for s in sums.values()])):
+            self.norm = length = quick_norm(player) if norm is None else norm.item()
+            if not (math.isfinite(length) and all([math.isfinite(s.item()) for s in sums.values()])):
                 self.before[player.name].restore()
                 raise self._explain(step.batch, step.number, player)
             self._move(player, norm, step.rate)
             shown = {**shown, **sums} if shown else sums
         return shown
 
-    def _step_on_device(self, step: Step) -> Sums:
+    def _step_on_device(self, step: Step) -> Row:
         """Nothing waits: from the first step on that is not finite, a flag on the device holds all back."""
         who = tuple(player.name for player in step.movers)
 
@@ -178,26 +183,26 @@ class Stepper:
             return self._numbers(replace(step, batch=batch, micro=[batch], factors=factors, rate=rate))
 
         if self.recorder is None or len(step.micro) > 1:
-            numbers = self._numbers(step)
+            page, number = alone(self._numbers(step))
         else:
             course = (who, *(group.active for player in step.movers for group in player.groups))
             constant, rate = self.constant_lr is not None, self.lr(step.number)
-            numbers = self.recorder(course, step.batch, step.factors, rate, constant, work)
-        self.suspects.append((step.number, who, step.batch, numbers))
-        values = iter(numbers.unbind())
-        shown: Sums = {}
-        for names in self.names[who]:
-            shown |= {name: next(values) for name in names}
-            self.last_norm = next(values)
+            page, number = self.recorder(course, step.batch, step.factors, rate, constant, work)
+        self.norm = row = Row(page, number, self.columns[who])
+        self.suspects.append((step.number, who, step.batch, row))
         if len(self.suspects) % self.LOOK_EVERY == 0:
             self._look()
-        return shown
+        return row
+
+    def last_norm(self) -> float:
+        return float(self.norm.values()[-1] if isinstance(self.norm, Row) else self.norm)
 
     def _numbers(self, step: Step) -> Tensor:
         """The step itself; leaves the sums and the gradient's norm of each player in one vector."""
         assert self.skip is not None
         assert self.one is not None
-        found, names = [], []
+        found: list[Tensor] = []
+        columns: dict[str, int] = {}
         for player in step.movers:
             sums = self._gradient(step, player)
             norm = player.norm()
@@ -205,9 +210,10 @@ class Stepper:
             # One kernel that raises the flag where a number is not finite (and multiplies them by one).
             torch._amp_foreach_non_finite_check_and_unscale_([numbers], self.skip, self.one)
             self._move(player, norm, step.rate)
+            start = sum(map(len, found))
+            columns |= {name: start + i for i, name in enumerate(sums)}
             found.append(numbers)
-            names.append(tuple(sums))
-        self.names[tuple(player.name for player in step.movers)] = names
+        self.columns.setdefault(tuple(player.name for player in step.movers), columns)
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _gradient(self, step: Step, player: Player) -> Sums:
@@ -289,13 +295,12 @@ class Stepper:
         """Wait for the device and raise if any step since the last call was not finite."""
         suspects, self.suspects, self.asked = self.suspects, [], None
         if suspects and self.skip is not None and self.skip.item():
-            number, who, batch, numbers = next(s for s in suspects if not s[3].isfinite().all())
-            values = iter(numbers.tolist())
-            for name, names in zip(who, self.names[who], strict=True):
-                if not all([math.isfinite(next(values)) for _ in (*names, name)]):
-                    break
+            number, who, batch, row = next(s for s in suspects if not s[3].values().isfinite().all())
+            bad = next(i for i, value in enumerate(row.values().tolist()) if not math.isfinite(value))
+            # A player's numbers end with its norm, which has no name.
+            before = sum(column not in row.columns.values() for column in range(bad))
             # Nothing was applied since, so computing that batch's gradient again shows the same state.
-            player = next(p for p in self.players if p.name == name)
+            player = next(p for p in self.players if p.name == who[before])
             if self.peers is None:
                 self._differentiate_alone(batch, player)
             raise self._explain(batch, number, player)
