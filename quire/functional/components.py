@@ -223,7 +223,7 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, le
     """
     count, total, gram = sums["count"], sums["total"], sums["gram"]
     k = len(gram) if k is None or view.scale is not None else k
-    offset, facts = total / count, Facts.of(sums)
+    offset = total / count
     centred = torch.addr(gram, total, offset, alpha=-1)
     view = view.to(gram.device)
     if view.scale is not None:
@@ -232,6 +232,7 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, le
     pairs: tuple[Tensor, Tensor] | None = None
     single = view.precision != torch.float64 and view.scale is None and not left
     found = filtered(centred, k) if single else {}
+    facts = Facts.of(sums)  # two dozen short operations, which can be asked for while the filter runs
     if found:
         basis, image, bound = found["basis"], found["image"], found["bound"]
         known = moved(torch.device("cpu"), facts=facts, bound=bound, **products_in(basis, image))

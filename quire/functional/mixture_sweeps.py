@@ -18,12 +18,14 @@ rows are: float32 would leave five digits of a likelihood, and fewer where compo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire.functional.mixture_chunks import DIAG, FULL, SPHERICAL, TIED, fill, products_of, sweep_chunks
 from quire.functional.mixtures import (
     Mixture,
     Moments,
@@ -42,11 +44,11 @@ LARGEST_CANCELLATION = 2.0**20
 KERNEL_CANCELLATION = 2.0**19
 KERNEL_COMPONENTS, KERNEL_FEATURES = 128, 64  # what still fits into registers
 # Numbers of φ in a chunk, by measurement: large enough for the products, small enough for the cache.
-CHUNK_NUMBERS = {"cpu": 2**19, "cuda": 2**25}
-ROWS_PER_THREAD = 2**12
-# The logarithm of a share that adds nothing to a sum: the exponential of less than −708 takes 6 to 17 times
-# as long as any other.
-LOWEST = -600.0
+CHUNK_NUMBERS = {"cpu": 3 * 2**17, "cuda": 2**25}
+ROWS_PER_THREAD, PARTS = 2**12, 4
+# Chunks are a multiple of it: rows of φ a power of two apart would drive each other out of the cache,
+# and products of this width take two thirds of the time of others.
+ROWS_TOGETHER = 48
 
 
 class Frame(NamedTuple):
@@ -64,16 +66,6 @@ class Frame(NamedTuple):
         apart = x - self.shift.to(x.dtype)
         scale = self.scale.to(x.dtype)
         return apart @ scale if scale.ndim == 2 else apart * scale
-
-    def augmented(self, x: Tensor, out: Tensor) -> Tensor:
-        """x̂ᵀ = (x̃, 1)ᵀ of rows (n, D), written to `out` (D + 1, n)."""
-        apart, scale = x - self.shift.to(x.dtype), self.scale.to(x.dtype)
-        if scale.ndim == 2:
-            torch.mm(scale.mT, apart.mT, out=out[:-1])
-        else:
-            torch.mul(apart.mT, scale[:, None], out=out[:-1])
-        out[-1] = 1.0
-        return out
 
     def put(self, mixture: Mixture) -> Mixture:
         """A mixture of rows x as the mixture of rows x̃."""
@@ -168,24 +160,18 @@ def quadratic_features(augmented: Tensor, like: Mixture, out: Tensor | None = No
     """φ (P, n) of x̂ᵀ (D + 1, n), in the order of `mixture_coefficients`; written to `out` if it is given."""
     if like.matrices and not like.apart:
         return augmented
-    size, count = augmented.shape
-    if not like.matrices:
-        height = size - 1 if like.apart else 1
-        out = augmented.new_empty(height + size, count) if out is None else out
-        squares = torch.square(augmented[:-1], out=out[:height]) if like.apart else augmented[:-1].square()
-        if not like.apart:
-            torch.sum(squares, 0, keepdim=True, out=out[:1])
-        out[height:] = augmented
-        return out
-    out = augmented.new_empty(size * (size + 1) // 2, count) if out is None else out
-    if augmented.is_cuda:
-        first, second = torch.triu_indices(size, size, device=augmented.device)
-        return torch.mul(augmented[first], augmented[second], out=out)
-    place = 0
-    for i in range(size):  # rows of the triangle: whole rows of memory, where a gather would copy twice
-        torch.mul(augmented[i], augmented[i:], out=out[place : place + size - i])
-        place += size - i
-    return out
+    kind = _kind(like)
+    if out is None:
+        size, count = augmented.shape
+        height = {FULL: size * (size + 1) // 2, DIAG: 2 * size - 1, SPHERICAL: size + 1}[kind]
+        out = augmented.new_empty(height, count)
+    return fill(kind, augmented, out, products_of(kind, augmented, out))
+
+
+def _kind(like: Mixture) -> int:
+    if like.matrices:
+        return FULL if like.apart else TIED
+    return DIAG if like.apart else SPHERICAL
 
 
 def moments_of_features(sums: Tensor, like: Mixture, total: Tensor | None = None) -> Moments:
@@ -269,70 +255,22 @@ def _sweep_triton(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:
 
 
 def _sweep_products(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:
-    lead, (components, features) = mixture.weights.shape[:-1], mixture.means.shape[-2:]
-    coefficients = mixture_coefficients(mixture)
+    lead, coefficients = mixture.weights.shape[:-1], mixture_coefficients(mixture)
     theta = coefficients.reshape(-1, coefficients.shape[-1])  # (R·K, P)
+    shift, scale = frame.shift.to(theta.dtype), frame.scale.to(theta.dtype)
     tied = mixture.matrices and not mixture.apart
 
     def work(x: Tensor) -> tuple[Tensor, ...]:
-        sums, likelihood = torch.zeros_like(theta), theta.new_zeros(lead)
-        total = theta.new_zeros(features, features)
-        rows = _chunk_rows(x, max(theta.shape))
-        rows = -(-len(x) // max(1, -(-len(x) // rows)))  # as many chunks, of equal size
-        room = _Room(mixture, theta, rows)
-        for part in x.split(rows):
-            if len(part) != room.columns.shape[1]:
-                room = _Room(mixture, theta, len(part))
-            frame.augmented(part.double(), room.columns)
-            room.fill()
-            torch.mm(theta, room.phi, out=room.logs)
-            shares = room.logs.view(*lead, components, len(part))
-            likelihood += _normalise(shares)
-            sums.addmm_(room.logs, room.phi.mT)
-            if tied:
-                total += room.columns[:-1] @ room.columns[:-1].mT
-        return likelihood, sums.view(coefficients.shape), total
+        rows, starts = _chunk_rows(x, max(theta.shape)), max(1, math.prod(lead))
+        return sweep_chunks(x, shift, scale, theta, starts, _kind(mixture), rows)
 
     likelihood, sums, total = _shared(work, x)
+    likelihood, sums = likelihood.view(lead), sums.view(coefficients.shape)
     if not tied:
         return MixtureSweep(likelihood, moments_of_features(sums, mixture), False)
     precision = mixture.factors @ mixture.factors.mT
     likelihood -= 0.5 * (precision * total).sum((-1, -2, -3))
     return MixtureSweep(likelihood, moments_of_features(sums, mixture, total), False)
-
-
-def _normalise(logs: Tensor) -> Tensor:
-    """ln π_k N(x_n) (…, K, n) become responsibilities in place; Σ_n ln p(x_n), (…)."""
-    largest = logs.amax(-2, keepdim=True)
-    total = logs.sub_(largest).clamp_(min=LOWEST).exp_().sum(-2, keepdim=True)
-    logs.div_(total)
-    return total.log_().add_(largest).sum((-1, -2))
-
-
-class _Room:
-    """Memory for a chunk of n rows, taken once: to ask for it each time would cost a third of the sweep, and
-    to find the places of φ's rows in it a tenth."""
-
-    def __init__(self, like: Mixture, theta: Tensor, rows: int) -> None:
-        size = like.means.shape[-1] + 1
-        self.like = like
-        self.columns = theta.new_empty(size, rows)
-        self.logs = theta.new_empty(len(theta), rows)
-        self.phi = self.columns
-        self.products: list[tuple[Tensor, Tensor, Tensor]] = []
-        if like.matrices and not like.apart:
-            return
-        self.phi = theta.new_empty(theta.shape[1], rows)
-        if like.matrices and not theta.is_cuda:
-            parts = self.phi.split(list(range(size, 0, -1)))
-            self.products = [(self.columns[i], self.columns[i:], parts[i]) for i in range(size)]
-
-    def fill(self) -> None:
-        """φ of the columns."""
-        for one, others, out in self.products:
-            torch.mul(one, others, out=out)
-        if not self.products:
-            quadratic_features(self.columns, self.like, self.phi)
 
 
 def _sweep_centred(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:
@@ -357,7 +295,7 @@ def _shared(work: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> tuple[Te
     """`work` of all rows, on the CPU divided among threads."""
     if x.device.type != "cpu":
         return work(x)
-    first, *others = share_rows(lambda span: work(x[span]), len(x), least=ROWS_PER_THREAD)
+    first, *others = share_rows(lambda span: work(x[span]), len(x), least=ROWS_PER_THREAD, parts=PARTS)
     for other in others:
         for mine, more in zip(first, other, strict=True):
             mine += more
@@ -366,4 +304,4 @@ def _shared(work: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> tuple[Te
 
 def _chunk_rows(x: Tensor, width: int) -> int:
     numbers = CHUNK_NUMBERS.get(x.device.type, CHUNK_NUMBERS["cuda"])
-    return max(64, min(len(x), numbers // width))
+    return max(ROWS_TOGETHER, numbers // width // ROWS_TOGETHER * ROWS_TOGETHER)

@@ -301,4 +301,7 @@ def test_a_gpu_learns_what_the_cpu_learns(kind: str) -> None:
     there.load_state_dict(begun.state_dict())
     fit_statistics(there, data, sweeps=10, device="cuda", started=True)
     torch.testing.assert_close(there.bounds.cpu(), here.bounds, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(there.mixture().means.cpu(), here.mixture().means, rtol=1e-3, atol=1e-3)
+    # Two starts may end at one mixture, its components in another order, and rounding says which is best.
+    means = [task.mixture().means.cpu() for task in (there, here)]
+    found, wanted = (each[each[:, 0].argsort()] for each in means)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)

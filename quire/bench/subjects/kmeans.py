@@ -17,6 +17,7 @@ from quire.tasks.kmeans import KMeansTask
 from quire.train.statistics import fit_statistics
 
 MOST, TOLERANCE = 300, 1e-4
+FEW_ROWS = 100_000
 SHAPES = [(200_000, 32, 64), *((100_000, d, k) for d in (2, 32, 256) for k in (8, 64, 1024))]
 
 
@@ -42,13 +43,15 @@ def kmeans(place: Place) -> Iterator[Case]:
 @GROWTHS.register("kmeans")
 def growth(place: Place) -> Iterator[Growth]:
     """An iteration against the number of rows."""
-    most = 8 if place.on_gpu else 5
-    sizes = tuple(1000 * 4**power for power in range(most)) if not place.small else (100, 400)
+    # A GPU does few rows in less time than the start of a fit varies by, so it is given many turns.
+    least, most = (16_000, 6) if place.on_gpu else (1000, 5)
+    sizes = tuple(least * 4**power for power in range(most)) if not place.small else (100, 400)
     features, clusters = (64, 256) if place.on_gpu else (32, 64)
+    few, many = (18, 303) if not place.on_gpu else (60, 600)
     yield Growth(
         f"K-means iteration, {features} features, {clusters} clusters", "rows N", sizes,
         lambda rows: case(
-            place, rows, features, clusters, torch.float32, turns=(3, 18 if rows > 10**5 else 303)
+            place, rows, features, clusters, torch.float32, turns=(3, few if rows > FEW_ROWS else many)
         ),
         order=1, memory_order=1,
     )  # fmt: skip
