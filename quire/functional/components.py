@@ -125,6 +125,8 @@ class Spectrum(NamedTuple):
     rank: int
     """How many singular values can differ from zero at all."""
     facts: Facts
+    upright: bool
+    """Whether the largest entry of each axis is known to be positive (`align_signs`)."""
 
 
 def leading_eigenpairs(matrix: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
@@ -189,10 +191,12 @@ def pairs_in_basis(
 
 
 def _turned(basis: Tensor, image: Tensor, turn: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """v = turn Q (k, D) and ‖Av − λv‖ (k,), from `turn` and λ on the host."""
+    """±v = turn Q (k, D), the largest entry of each positive, and ‖Av − λv‖ (k,), from `turn` and λ on the
+    host."""
     if not basis.is_cuda:
         vectors = turn @ basis
-        return vectors, torch.linalg.vector_norm(turn @ image - values[:, None] * vectors, dim=1)
+        rest = torch.linalg.vector_norm(turn @ image - values[:, None] * vectors, dim=1)
+        return align_signs(vectors), rest
     from quire.kernels.eigen import turned
 
     return turned(basis, image, turn, values)
@@ -238,6 +242,7 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, le
         known = moved(torch.device("cpu"), facts=facts, bound=bound, **products_in(basis, image))
         facts = known.pop("facts")
         pairs = pairs_in_basis(basis, image, k, **known)
+    upright = pairs is not None and view.basis is None
     if pairs is None:
         known = beside(**_leading(centred, k), mean=mean, facts=facts)
         pairs, mean, facts = (known["values"], known["vectors"]), known["mean"], known["facts"]
@@ -258,7 +263,7 @@ def spectrum(sums: Mapping[str, Tensor], view: View, k: int | None = None, *, le
     rank = max(min(int(known_facts.rows) - 1, len(gram) - constant), 0)
     values[rank:] = 0.0
     axes = vectors if view.basis is None else vectors @ view.basis
-    return Spectrum(mean, values, axes, square, inverse, rank, known_facts)
+    return Spectrum(mean, values, axes, square, inverse, rank, known_facts, upright)
 
 
 def sharper_view(
@@ -332,7 +337,8 @@ def pca_covariance(x: Tensor, k: int) -> Components:
             sums = moments(x, view)
             found = spectrum(sums, view, k)
             view = sharper_view(sums, view, found, k)
-    return _components(found.mean, found.axes[:k], found.singular_values[:k], found.square, x)
+    axes = found.axes[:k] if found.upright else align_signs(found.axes[:k])
+    return _components(found.mean, axes, found.singular_values[:k], found.square, x)
 
 
 def pca_svd(x: Tensor, k: int) -> Components:
@@ -340,7 +346,7 @@ def pca_svd(x: Tensor, k: int) -> Components:
     check_components(k, x.shape)
     mean = x.mean(0, dtype=torch.float64)
     _, values, axes = torch.linalg.svd(x - mean, full_matrices=False)
-    return _components(mean, axes[:k], values[:k], values.square().sum(), x)
+    return _components(mean, align_signs(axes[:k]), values[:k], values.square().sum(), x)
 
 
 def pca_randomised(
@@ -365,12 +371,12 @@ def pca_randomised(
         if remaining:
             basis = orthonormal_rows(image)
     values, axes = nystrom(basis, image)
-    return _components(shift + sums["total"] / len(x), axes[:k], values[:k], square, x)
+    return _components(shift + sums["total"] / len(x), align_signs(axes[:k]), values[:k], square, x)
 
 
 def _components(mean: Tensor, axes: Tensor, values: Tensor, square: Tensor, x: Tensor) -> Components:
     freedom = max(len(x) - 1, 1)
-    parts = {"mean": mean, "axes": align_signs(axes), "variances": values.square() / freedom}
+    parts = {"mean": mean, "axes": axes, "variances": values.square() / freedom}
     return Components(**moved(x.device, **parts, total_variance=square / freedom))
 
 

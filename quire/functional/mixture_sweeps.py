@@ -45,7 +45,7 @@ KERNEL_CANCELLATION = 2.0**19
 KERNEL_COMPONENTS, KERNEL_FEATURES = 128, 64  # what still fits into registers
 # Numbers of φ in a chunk, by measurement: large enough for the products, small enough for the cache.
 CHUNK_NUMBERS = {"cpu": 3 * 2**17, "cuda": 2**25}
-ROWS_PER_THREAD, PARTS = 2**12, 4
+ROWS_PER_THREAD = 2**12
 # Chunks are a multiple of it: rows of φ a power of two apart would drive each other out of the cache,
 # and products of this width take two thirds of the time of others.
 ROWS_TOGETHER = 48
@@ -295,7 +295,7 @@ def _shared(work: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> tuple[Te
     """`work` of all rows, on the CPU divided among threads."""
     if x.device.type != "cpu":
         return work(x)
-    first, *others = share_rows(lambda span: work(x[span]), len(x), least=ROWS_PER_THREAD, parts=PARTS)
+    first, *others = share_rows(lambda span: work(x[span]), len(x), least=ROWS_PER_THREAD)
     for other in others:
         for mine, more in zip(first, other, strict=True):
             mine += more

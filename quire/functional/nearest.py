@@ -99,8 +99,7 @@ def _search(
         return ClusterSums(labels.long(), *sums_by_label(rows, labels, len(centres), weights))
     assert tally is None or isinstance(tally, Tally)
     on_cpu = rows.device.type == "cpu"
-    work = tally.bounds.expected() if tally is not None else len(rows) * search_time(*centres.shape)
-    threads = max(1, min(torch.get_num_threads(), int(work / THREAD_TIME))) if on_cpu else 1
+    most = torch.get_num_threads() if on_cpu else 1
     with one_thread(on_cpu), torch.no_grad():
         screen = None if tally is None else tally.screen
         if screen is None:
@@ -109,8 +108,9 @@ def _search(
             screen.aim(centres)
         if tally is not None:
             tally.screen = screen
-            return ClusterSums(tally.labels, *tally.sweep(screen, threads))
-        sums, counts = screen.run(threads)
+            return ClusterSums(tally.labels, *tally.sweep(screen, most))
+        work = len(rows) * search_time(*centres.shape)
+        sums, counts = screen.run(max(1, min(most, int(work / THREAD_TIME))))
     return ClusterSums(screen.labels, sums[: len(centres)], counts[: len(centres)])
 
 

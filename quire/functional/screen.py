@@ -32,12 +32,12 @@ from quire.functional.threads import together
 
 # Rows and scores of a chunk, by measurement: they should lie in a core's cache, and be so many that to call
 # PyTorch is not what takes the time.
-CHUNK_NUMBERS = {"cpu": 2**19, "other": 2**25}
-CHUNK_ROWS = {"cpu": (512, 25000), "other": (2**12, 2**22)}
+CHUNK_NUMBERS = {"cpu": 2**20, "other": 2**25}
+CHUNK_ROWS = {"cpu": (512, 50000), "other": (2**12, 2**22)}
 # Numbers of float64 in a piece of what is computed beside the scores.
 PIECE_NUMBERS = {"cpu": 2**17, "other": 2**23}
 # Rows so long are copied to where they are multiplied, by measurement.
-LONG_ROW = 32
+LONG_ROW = 64
 # Centres up to which their scores are looked at without a grid.
 FEW_CENTRES = 16
 # Relative error of one float32 operation.
@@ -139,11 +139,13 @@ class Screen:
     def aim(self, centres: Tensor) -> None:
         """These (K, D) are the centres now."""
         self.centres = centres
-        moved = centres - self.origin if self.is_shifted else centres
-        squared, (codes, biases) = moved.square().sum(1), self._aimed
-        torch.mul(moved, -2, out=codes)
-        biases.copy_(squared)
-        self.reach = math.sqrt(float(squared.max()))
+        moved = centres.cpu().numpy()  # of short operations, NumPy's are the fastest
+        if self.is_shifted:
+            moved = moved - self.origin.cpu().numpy()
+        squared, (codes, biases) = np.einsum("kd,kd->k", moved, moved), self._aimed
+        codes.copy_(torch.from_numpy(-2 * moved))
+        biases.copy_(torch.from_numpy(squared))
+        self.reach = math.sqrt(max(squared.tolist()))
         # What two scores can be wrong by together, for a row of norm 1 and of norm 0.
         self.slope = 2.02 * ROUNDING * (centres.shape[1] + 8) * 2 * self.reach
         self.offset = 2.02 * ROUNDING * 8 * self.reach**2
@@ -244,24 +246,16 @@ class Screen:
         most = max(count, workspace.size(name))
         return workspace.room(name, most, like=self.biases, dtype=torch.float32)[:count]
 
-    def read(self, signs: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels of these rows by their signs, and places of those that had to be settled."""
-        labels = signs.sub(self.first).long()
-        unsure = self.unsure(labels)
-        if len(unsure):
-            labels[unsure] = self.settled(numbers.index_select(0, unsure))
-        return labels, unsure
-
-    def limits(self, labels: Tensor, squares: Tensor, unsure: Tensor, thread: int) -> Tensor:
-        """The drift at which each of the rows becomes doubtful whose signs a thread has found last, (m,)."""
+    def limits(self, signs: Tensor, squares: Tensor, thread: int) -> Tensor:
+        """The drift at which each of the rows becomes doubtful whose signs a thread has found last, (m,); it
+        means nothing where they are unsure."""
         assert self.tally is not None
-        best, second = (self._memory(name, len(labels), thread) for name in ("first", "second"))
+        best, second = (self._memory(name, len(signs), thread) for name in ("first", "second"))
         # `best` has one doubt on it already, the other covers what the root is wrong by.
         root = torch.add(squares, torch.add(best, second), alpha=2).rsqrt_()
-        drift = self.tally.bounds.floors.index_select(0, labels)
-        limit = drift.addcmul_(second.sub_(best).sub_(self.doubt), root, value=1 - 1e-5)
-        limit[unsure] = -math.inf
-        return limit
+        labels = signs.sub(self.first).numpy().astype(np.intp)
+        drift = torch.from_numpy(self.tally.bounds.floors.numpy().take(labels, mode="clip"))
+        return drift.addcmul_(second.sub_(best).sub_(self.doubt), root, value=1 - 1e-5)
 
     def _fetch(self, where: slice | Tensor, part: slice, room: _Room, n: int) -> Tensor:
         """Rows of a tally in float32, as they are searched."""
@@ -333,7 +327,7 @@ class Screen:
     def settled(self, numbers: Tensor) -> Tensor:
         """Labels of those rows: of many, each is first asked about its own size."""
         if len(numbers) * self.centres.numel() <= FEW_NUMBERS:
-            return by_differences(self.rows[numbers].double(), self.centres)
+            return by_differences(self.rows.index_select(0, numbers).double(), self.centres)
         labels, (codes, biases) = torch.empty_like(numbers), self._aimed
         for part in pieces(numbers, max(codes.shape)):
             rows = self.rows[numbers[part]]

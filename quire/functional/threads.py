@@ -71,24 +71,11 @@ _here = threading.local()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
-def share_rows(work: Callable[[slice], T], rows: int, *, least: int, parts: int = 1) -> list[T]:
-    """`work` of spans of `rows`, in order; a thread is not started for fewer than `least` rows.
+def share_rows(work: Callable[[slice], T], rows: int, *, least: int) -> list[T]:
+    """`work` of each thread's span of `rows`, in order; a thread is not started for fewer than `least` rows.
 
-    As many threads as PyTorch uses, and `parts` spans for each of them; each thread computes alone, so that
-    results depend on these numbers only. Of several parts a thread takes the next when it is done with one:
-    where something else needs a core as well, another thread does more.
+    As many threads as PyTorch uses; each computes alone, so that results depend on their number only.
     """
     count = max(1, min(torch.get_num_threads(), rows // least))
-    size = max(1, -(-rows // (count * parts)))
-    jobs = [partial(work, slice(start, min(start + size, rows))) for start in range(0, max(rows, 1), size)]
-    if parts == 1:
-        return together(jobs)
-    found: dict[int, T] = {}
-    following = iter(range(len(jobs)))
-
-    def take_turns() -> None:
-        for number in following:  # to take the next of a range is one step of Python, which nobody divides
-            found[number] = jobs[number]()
-
-    together([take_turns] * count)
-    return [found[number] for number in range(len(jobs))]
+    size = -(-rows // count)
+    return together([partial(work, slice(start, min(start + size, rows))) for start in range(0, rows, size)])

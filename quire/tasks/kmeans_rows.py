@@ -106,7 +106,7 @@ def _power_sums(rows: Tensor, weights: Tensor | None, shift: Tensor, span: slice
     """Σ x, Σ x², Σ w‖x‖² and Σ w of rows less the shift, (2D + 2,), and the largest ‖x‖²."""
     largest, sums = shift.new_zeros(()), shift.new_zeros(2 * len(shift) + 2)
     for part in pieces(rows[span]):
-        x = rows[span][part].double() - shift
+        x = rows[span][part] - shift
         first = x.sum(0)
         second, squared = x.square_().sum(0), x @ torch.ones_like(shift)
         weight = torch.ones_like(squared) if weights is None else weights[span][part].double()
