@@ -156,15 +156,13 @@ def _triangle(features: int, first: Tensor, second: Tensor | int) -> Tensor:
     return first * (features + 1) - first * (first - 1) // 2 + second - first
 
 
-def quadratic_features(augmented: Tensor, like: Mixture, out: Tensor | None = None) -> Tensor:
-    """φ (P, n) of x̂ᵀ (D + 1, n), in the order of `mixture_coefficients`; written to `out` if it is given."""
+def quadratic_features(augmented: Tensor, like: Mixture) -> Tensor:
+    """φ (P, n) of x̂ᵀ (D + 1, n), in the order of `mixture_coefficients`."""
     if like.matrices and not like.apart:
         return augmented
-    kind = _kind(like)
-    if out is None:
-        size, count = augmented.shape
-        height = {FULL: size * (size + 1) // 2, DIAG: 2 * size - 1, SPHERICAL: size + 1}[kind]
-        out = augmented.new_empty(height, count)
+    kind, (size, count) = _kind(like), augmented.shape
+    height = {FULL: size * (size + 1) // 2, DIAG: 2 * size - 1, SPHERICAL: size + 1}[kind]
+    out = augmented.new_empty(height, count)
     return fill(kind, augmented, out, products_of(kind, augmented, out))
 
 

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from quire.functional.through_time import transformed
 from quire.kernels import refusal
 
 MOST = 256
@@ -46,8 +47,4 @@ def is_small(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _is_plain() -> bool:
-    return not (
-        torch.is_autocast_enabled("cuda")
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
+    return not (torch.is_autocast_enabled("cuda") or transformed() or forward_ad._current_level >= 0)

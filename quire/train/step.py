@@ -96,7 +96,7 @@ class Stepper:
         """Steps that the flag may be about: number, movers, batch, and what they have left."""
         self.asked: tuple[int, Answer] | None = None
         """How many of the suspects the flag was asked about, and what it says."""
-        self.norm: float | Tensor | Row = math.nan
+        self.norm: float | Row = math.nan
         """Of the last gradient; of a step on a device its row, whose last number it is."""
         constant = optim.schedule.name == "constant" and not optim.schedule.warmup
         self.constant_lr = optim.lr if constant else None
