@@ -60,7 +60,7 @@ clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamp is written after success alone, so an interrupted set-up starts again.
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml constraints.txt $(wildcard quire/kernels/host/*.cpp quire/kernels/host/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1)"; \
 		  echo "  expected: Python 3.11 or newer"; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,12 +19,11 @@ from quire.data.loaded import Prepared, Prepares
 from quire.data.preparation import Preparation
 from quire.data.streamed import is_large, scaled_rows
 from quire.data.text import TextPreparation
-from quire.errors import CheckpointError, InputError
+from quire.errors import CheckpointError, InputError, unknown_name
 from quire.files import check_sums, names_its_file
 from quire.options import Images as ImageOptions
 from quire.options import Rows as RowOptions
 from quire.report.reading import read_metrics, read_result
-from quire.tasks.detection import Detection
 from quire.tasks.generating import Generates
 from quire.tasks.language import LanguageModel
 from quire.tasks.loading import Trained, load_trained
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from quire.recipes.plan import Plan
 
 BATCH = 4096
+ASKED = {"level": "level", "score": "score_threshold", "seed": "generator"}
+"""What can be asked of predictions, and the option of a task that it becomes."""
 
 
 class Run:
@@ -207,7 +209,11 @@ class Run:
         return getattr(options, next(found), None)
 
     def predict(self, path: Path | str, **options: Any) -> pa.Table:
-        """All of `predict_parts` in one table."""
+        """All of `predict_parts`, whose options these are, in one table."""
+        known = inspect.signature(self.predict_parts).parameters.keys() - {"path"}
+        for name in options:
+            if name not in known:
+                raise unknown_name("prediction option", name, known)
         parts = list(self.predict_parts(path, **options))
         return pa.concat_tables(parts) if parts else pa.table({})
 
@@ -217,26 +223,25 @@ class Run:
         path: Path | str,
         *,
         mode: str = "mode",
-        level: float = 0.9,
-        score: float = 0.3,
-        seed: int = 0,
+        level: float | None = None,
+        score: float | None = None,
+        seed: int | None = None,
         broken: str | None = None,
     ) -> Iterator[pa.Table]:
         """A row of predictions for each row of a file, in its order; for each image, which is named; or for
-        each object that is found on an image with at least the given score. Part by part, so that neither a
-        large file nor its predictions have to fit into memory. `broken` as for `evaluate`."""
+        each object that is found on an image with at least the given score, 0.3 unless you say. Part by part,
+        so that neither a large file nor its predictions have to fit into memory. `level` is the probability
+        of an interval, `seed` that of a draw; what the task has no use for is refused before the file is
+        read. `broken` as for `evaluate`."""
         if isinstance(self.task, LanguageModel):
             raise InputError(
                 f"predictions of '{self.config['recipe']}', a language model",
                 expected="text: quire sample",
                 fix=f"quire sample {self.path} --prompt 'The '",
             )
+        options = self._prediction_options(level=level, score=score, seed=seed)
         prepared = self._prepare(path, need_target=False, broken=broken)
         images = isinstance(self.preparation, ImagePreparation)
-        generator = torch.Generator(self.device).manual_seed(seed)
-        options: dict[str, Any] = {"level": level, "generator": generator}
-        if isinstance(self.task, Detection):
-            options = {"score_threshold": score}
         done = 0
         rows = min(BATCH, evaluation_batch(self.task, prepared.data)) if images else BATCH
         for batch in ordered(prepared.data, rows):
@@ -257,6 +262,27 @@ class Run:
                 told = self.task.answers_target
                 columns |= (prediction_columns if told else plain_columns)(self.preparation, predicted)
             yield pa.table(columns)
+
+    def _prediction_options(
+        self, *, level: float | None, score: float | None, seed: int | None
+    ) -> dict[str, Any]:
+        """What the task takes of this; what was asked for in vain is named."""
+        taken = {name for name, option in ASKED.items() if option in self.task.predict_options}
+        for name, value in {"level": level, "score": score, "seed": seed}.items():
+            if value is not None and name not in taken:
+                raise InputError(
+                    f"{name} {value!r} for predictions of '{self.config['recipe']}', which have none",
+                    expected=f"one of {', '.join(['mode', *sorted(taken)])}",
+                    fix="leave it out",
+                )
+        options: dict[str, Any] = {}
+        if level is not None:
+            options["level"] = level
+        if "score" in taken:
+            options["score_threshold"] = 0.3 if score is None else score
+        if "seed" in taken:
+            options["generator"] = torch.Generator(self.device).manual_seed(seed or 0)
+        return options
 
     def sample(self, prompts: Sequence[str], *, length: int = 300, **options: Any) -> list[str]:
         """Texts that begin with the prompts; the options are those of `quire.models.generate.stream`."""

@@ -43,12 +43,12 @@ class PredictOptions:
     """Write to this file; its ending, .csv or .parquet, decides the format."""
     mode: Literal["mode", "mean", "sample", "interval"] = "mode"
     """The most probable value, the mean, a random draw, or an interval; which exist depends on the model."""
-    level: float = 0.9
-    """Probability that an interval should hold."""
-    score: float = 0.3
-    """Least score of an object that is found on an image."""
-    seed: int = 0
-    """Seed of the random draw."""
+    level: float | None = None
+    """Probability that an interval should hold, 0.9 unless you say; only for models with a distribution."""
+    score: float | None = None
+    """Least score of an object that is found on an image, 0.3 unless you say; only for detectors."""
+    seed: int | None = None
+    """Seed of the random draw, 0 unless you say; only for models that draw."""
     images: ReadImages = field(default_factory=ReadImages)
     overwrite: bool = False
     """Replace the file of --out if it exists."""

@@ -1,7 +1,8 @@
 """The nearest of K centres, and the sums of the rows that each centre got, in one pass over the rows.
 
-N rows, D features, K centres. On a GPU by kernels, elsewhere by `quire.functional.screen`; labels are those
-of float64 in either case.
+N rows, D features, K centres. On a GPU by Triton's kernels, on a CPU by the loops that
+`quire.functional.tally` calls, elsewhere by the operations of `quire.functional.screen`; labels are those of
+float64 in any case.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 from quire.errors import InputError
-from quire.functional.screen import Screen
-from quire.functional.tally import THREAD_TIME, Tally, search_time
-from quire.functional.threads import one_thread
+from quire.functional import tally as on_host
+from quire.functional.screen import screen
+from quire.functional.tally import Tally
 from quire.kernels import Backend, refusal, use_triton
 
 if TYPE_CHECKING:
@@ -33,19 +34,13 @@ class ClusterSums(NamedTuple):
 
 
 def nearest_centres(
-    rows: Tensor,
-    centres: Tensor,
-    *,
-    shift: Tensor | None = None,
-    radius: float | None = None,
-    backend: Backend = "auto",
+    rows: Tensor, centres: Tensor, *, shift: Tensor | None = None, backend: Backend = "auto"
 ) -> Tensor:
     """k(n) = argmin_k ‖x_n − c_k‖² as in float64, the lowest on a tie: (N, D), (K, D) → (N,).
 
-    `shift` (D,) is a point amid the rows, the mean of the centres unless given; `radius` is max ‖x − shift‖
-    or more, which saves a pass over the rows where it is known.
+    `shift` (D,) is a point amid the rows, the mean of the centres unless given.
     """
-    return _search(rows, centres, None, shift, radius, backend, collect=False).labels
+    return _search(rows, centres, None, shift, backend, collect=False).labels
 
 
 def cluster_sums(
@@ -54,7 +49,6 @@ def cluster_sums(
     *,
     weights: Tensor | None = None,
     shift: Tensor | None = None,
-    radius: float | None = None,
     tally: Tally | RunningSums | None = None,
     backend: Backend = "auto",
 ) -> ClusterSums:
@@ -64,7 +58,7 @@ def cluster_sums(
     CPU's memory, only those are searched that may have. The labels are then its own: the next search changes
     them. (`running_sums` makes the tally of rows that kernels take.)
     """
-    return _search(rows, centres, weights, shift, radius, backend, collect=True, tally=tally)
+    return _search(rows, centres, weights, shift, backend, collect=True, tally=tally)
 
 
 def _search(
@@ -72,7 +66,6 @@ def _search(
     centres: Tensor,
     weights: Tensor | None,
     shift: Tensor | None,
-    radius: float | None,
     backend: Backend,
     *,
     collect: bool,
@@ -97,21 +90,14 @@ def _search(
             assert not isinstance(tally, Tally)
             return ClusterSums(tally.labels, *tally.move(labels))
         return ClusterSums(labels.long(), *sums_by_label(rows, labels, len(centres), weights))
-    assert tally is None or isinstance(tally, Tally)
-    on_cpu = rows.device.type == "cpu"
-    most = torch.get_num_threads() if on_cpu else 1
-    with one_thread(on_cpu), torch.no_grad():
-        screen = None if tally is None else tally.screen
-        if screen is None:
-            screen = Screen(rows, centres, shift, weights, radius, collect=collect, tally=tally)
-        else:
-            screen.aim(centres)
-        if tally is not None:
-            tally.screen = screen
-            return ClusterSums(tally.labels, *tally.sweep(screen, most))
-        work = len(rows) * search_time(*centres.shape)
-        sums, counts = screen.run(max(1, min(most, int(work / THREAD_TIME))))
-    return ClusterSums(screen.labels, sums[: len(centres)], counts[: len(centres)])
+    with torch.no_grad():
+        if backend != "torch" and on_host.takes(rows, centres):
+            if tally is None:
+                tally = Tally(rows, len(centres), shift, weights=weights, collect=collect)
+            assert isinstance(tally, Tally)
+            sums, counts = tally.sweep(centres)
+            return ClusterSums(tally.labels, sums, counts)
+        return ClusterSums(*screen(rows, centres, shift, weights, collect=collect))
 
 
 def takes_kernels(rows: Tensor, centres: Tensor, backend: Backend = "auto") -> bool:

@@ -91,9 +91,10 @@ class TaskJudge:
             return self._tokens(data)
         target = again.plan.data.preparation.targets[number]
         values = target.kind == "regression"
+        asked: dict[str, Any] = {"mode": "interval", "level": LEVEL} if values else {}
         found: list[tuple[Tensor, ...]] = []
         for batch in ordered(data, evaluation_batch(task, data)):
-            said = task.predict(batch.inputs.to(task.device), "interval" if values else "mode", level=LEVEL)
+            said = task.predict(batch.inputs.to(task.device), **asked)
             own = {
                 key.removeprefix(prefix): value.cpu() for key, value in said.items() if key.startswith(prefix)
             }

@@ -409,12 +409,12 @@ def write_predictions(path: Path, task: Task, data: LoadedData, part: Data, line
     """predictions.parquet: truth, prediction, probability or interval, and loss of each row; of scenes a
     row for each object that was found; without a target whatever the task says of a row."""
     values = task.answers_target and any(t.kind == "regression" for t in data.preparation.targets)
-    mode = "interval" if values else "mode"
+    asked: dict[str, Any] = {"mode": "interval", "level": LEVEL} if values else {}
     tables = []
     done = 0
     for batch in ordered(part, evaluation_batch(task, part), MOST_PREDICTIONS):
         batch = batch.to(task.device)
-        predicted = task.predict(batch.inputs, mode, level=LEVEL)
+        predicted = task.predict(batch.inputs, **asked)
         names = lines[done : done + len(batch)]
         done += len(batch)
         if "boxes" in predicted:

@@ -287,10 +287,14 @@ class Adversarial(Task):
     # -- Predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(
+        self, inputs: Tensor, mode: str = "mode", *, label: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """`score`, the probability D(x) of being data; with classes that of the likeliest `class`, unless the
         option `label` (B,) says which."""
-        scaled, label = self.scaled(inputs), options.get("label")
+        if mode not in ("mode", "mean"):
+            raise unknown_name("mode of two players", mode, ("mode", "mean"))
+        scaled = self.scaled(inputs)
         if not self.classes or label is not None:
             return {"score": self.discriminator(scaled, label).sigmoid()}
         logits, best = self.discriminator.class_logits(scaled).max(1)

@@ -168,12 +168,19 @@ class Bagging(Task):
         return head, torch.cat([mean, variance.log()], -1)
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(
+        self,
+        inputs: Tensor,
+        mode: str = "mode",
+        *,
+        level: float = 0.9,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
         """Columns of the averaged head, and "spread", the standard deviation over members of the
         predicted number (in its units) or of the class probabilities."""
         raw = self.model(inputs)
         head, combined = self.mixture(raw)
-        answer = head.predict(combined, mode, **options)
+        answer = head.predict(combined, mode, level=level, generator=generator)
         if isinstance(self.head, Regression):
             spread = self.head.distribution(raw)[0].std(0, correction=0) * self.head.scale
             answer["spread"] = spread.squeeze(-1) if self.head.dim == 1 else spread

@@ -341,7 +341,7 @@ class PrincipalComponents(StatisticsTask):
         return {"explained_share": share, "reconstruction_error": error / float(tallies["numbers"])}
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(self, inputs: Tensor, mode: str = "mode") -> dict[str, Tensor]:
         """ "scores" (B, K), the coordinates in the plane, and "reconstruction", shaped like the inputs."""
         if mode not in ("mode", "mean"):
             raise unknown_name("prediction mode", mode, ("mode", "mean"))

@@ -275,7 +275,7 @@ class Detection(Task):
 
     @torch.no_grad()
     def predict(
-        self, inputs: Tensor, mode: str = "mode", score_threshold: float | None = None, **options: Any
+        self, inputs: Tensor, mode: str = "mode", score_threshold: float | None = None
     ) -> dict[str, Tensor]:
         """By falling score: `boxes` (N, D, 4) in shares of the image, `scores` (N, D) and `labels` (N, D).
 

@@ -277,13 +277,22 @@ class Embedding(Task):
     # -- Predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(
+        self,
+        inputs: Tensor,
+        mode: str = "mode",
+        *,
+        level: float = 0.9,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
         """`class` and `probabilities`; `code` (B, K); and of the nearest references, best first (B, k), their
         numbers in the training part, their classes and their likeness, from −1 to 1."""
         codes = self.embed(inputs)
         likeness, places = few_labels.nearest_codes(codes, self.known().codes, self.neighbours)
         return {
-            **self.head.predict(self._log_probabilities(codes, likeness, places), mode, **options),
+            **self.head.predict(
+                self._log_probabilities(codes, likeness, places), mode, level=level, generator=generator
+            ),
             "code": codes,
             "neighbour": self.reference_rows[places],
             "neighbour_class": self.reference_target[places],

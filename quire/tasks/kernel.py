@@ -102,9 +102,16 @@ class LeaveOneOut(Task):
         return self.head.measures(tallies)
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(
+        self,
+        inputs: Tensor,
+        mode: str = "mode",
+        *,
+        level: float = 0.9,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
         """Columns of the head's `predict`, from all remembered rows."""
-        return self.head.predict(self.read(self.model(inputs)), mode, **options)
+        return self.head.predict(self.read(self.model(inputs)), mode, level=level, generator=generator)
 
     @torch.no_grad()
     def finish(self, data: Data, validation: Data | None) -> None:

@@ -242,8 +242,7 @@ class KMeansTask(StatisticsTask):
     ) -> ClusterSums:
         """Labels, sums and counts of rows under the centres of a start."""
         return cluster_sums(
-            x, self.centres[start], weights=weights, shift=self.shift, radius=self._control().radius,
-            tally=tally, backend=self.backend,
+            x, self.centres[start], weights=weights, shift=self.shift, tally=tally, backend=self.backend,
         )  # fmt: skip
 
     def _tally(self, start: int, batch: Batch) -> Tally | RunningSums | None:
@@ -367,7 +366,7 @@ class KMeansTask(StatisticsTask):
         return labels, squared_distances(x, centres, labels)
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(self, inputs: Tensor, mode: str = "mode") -> dict[str, Tensor]:
         """The nearest centre of each row (B,), and the distance to it (B,)."""
         if mode != "mode":
             raise unknown_name("mode", mode, ["mode"])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.data.batch import Batch, Data, in_order
+from quire.functional import tally as on_host
 from quire.functional.clusters import Farthest, farthest_rows, inertia
 from quire.functional.nearest import Backend, running_sums, takes_kernels
 from quire.functional.screen import pieces
@@ -104,6 +105,8 @@ def survey(data: Data, device: torch.device) -> Survey:
 
 def _power_sums(rows: Tensor, weights: Tensor | None, shift: Tensor, span: slice) -> tuple[Tensor, Tensor]:
     """Σ x, Σ x², Σ w‖x‖² and Σ w of rows less the shift, (2D + 2,), and the largest ‖x‖²."""
+    if on_host.takes(rows, shift):
+        return on_host.power_sums(rows[span], None if weights is None else weights[span], shift)
     largest, sums = shift.new_zeros(()), shift.new_zeros(2 * len(shift) + 2)
     for part in pieces(rows[span]):
         x = rows[span][part] - shift
@@ -135,13 +138,12 @@ class Tallies:
         if weights is not None or place != batch.inputs.data_ptr():
             return None
         kernels = rows.is_cuda and takes_kernels(rows, centres, self.backend)
-        if rows.device.type != "cpu" and not kernels:
+        if not kernels and (self.backend == "torch" or not on_host.takes(rows, centres)):
             return None
         kept = self._kept.get(start)
         if kept is None or kept.rows.data_ptr() != place:
             make = running_sums if kernels else Tally
-            with one_thread():
-                kept = make(rows, self.clusters, shift, radius)
+            kept = make(rows, self.clusters, shift, radius)
             if kept is not None:
                 self._kept[start] = kept
         return kept

@@ -141,7 +141,7 @@ class LanguageModel(Task):
     # -- Predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(self, inputs: Tensor, mode: str = "mode") -> dict[str, Tensor]:
         """The token after each row's last one: the likeliest, and the probabilities (B, V) of all."""
         if mode != "mode":
             raise unknown_name("mode of a language model", mode, ("mode",))

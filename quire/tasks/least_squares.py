@@ -187,9 +187,16 @@ class LinearLeastSquares(StatisticsTask):
         return self.head.measures(tallies)
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(
+        self,
+        inputs: Tensor,
+        mode: str = "mode",
+        *,
+        level: float = 0.9,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
         """ "value", and "low" and "high" for the mode "interval"; (B,), or (B, O) for several outputs."""
-        return self.head.predict(self.output(inputs), mode, **options)
+        return self.head.predict(self.output(inputs), mode, level=level, generator=generator)
 
     # -- Saving --------------------------------------------------------------------------------
 

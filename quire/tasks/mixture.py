@@ -311,7 +311,7 @@ class MixtureTask(StatisticsTask):
         return (torch.cat(logs) + frame.log_determinant()).to(x.dtype)
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(self, inputs: Tensor, mode: str = "mode") -> dict[str, Tensor]:
         """The most probable component (B,), the responsibilities of all (B, K), and ln p(x) (B,)."""
         if mode != "mode":
             raise unknown_name("mode", mode, ["mode"])

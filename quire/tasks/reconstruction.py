@@ -279,7 +279,7 @@ class Reconstruction(Task):
         return output if self.rules.loss == "squared" else output.sigmoid()
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(self, inputs: Tensor, mode: str = "mode") -> dict[str, Tensor]:
         """`code` (B, K), `reconstruction` (B, *shape) in the units of the inputs, and `error` (B,), the mean
         squared error of a row in the network's units.
 

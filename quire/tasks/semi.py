@@ -210,10 +210,20 @@ class SemiSupervised(Task):
     # -- Predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(
+        self,
+        inputs: Tensor,
+        mode: str = "mode",
+        *,
+        level: float = 0.9,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
         """`class` and `probabilities`, and `code` (B, K)."""
         codes = self.model.encode(self.scale(inputs))
-        return {**self.head.predict(self.classifier(codes), mode, **options), "code": codes}
+        return {
+            **self.head.predict(self.classifier(codes), mode, level=level, generator=generator),
+            "code": codes,
+        }
 
     @torch.no_grad()
     def loss_each(self, batch: Batch) -> dict[str, Tensor]:

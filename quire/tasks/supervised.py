@@ -164,13 +164,20 @@ class Supervised(Task):
     # -- Predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(
+        self,
+        inputs: Tensor,
+        mode: str = "mode",
+        *,
+        level: float = 0.9,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
         """Columns of the head's `predict`; with several heads each under its name and a dot."""
         outputs = self.share(self.output(inputs))
         return {
             self._prefix(name) + key: value
             for name, head in self.named_heads()
-            for key, value in head.predict(outputs[name], mode, **options).items()
+            for key, value in head.predict(outputs[name], mode, level=level, generator=generator).items()
         }
 
     @torch.no_grad()

@@ -320,7 +320,6 @@ class Translation(Task):
         seed: int = 0,
         generator: torch.Generator | None = None,
         max_length: int | None = None,
-        **options: Any,
     ) -> dict[str, Tensor]:
         """`tokens` (B, L), with the end token after each sequence, and their `log_probability` (B,).
 

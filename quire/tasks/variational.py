@@ -285,13 +285,12 @@ class Variational(Task):
     # -- Predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
+    def predict(self, inputs: Tensor, mode: str = "mode", *, label: Labels = None) -> dict[str, Tensor]:
         """`code` μ (B, d), the `reconstruction` from it in the units of the inputs, and the `elbo` in nats,
         with the same noise for every row. A conditional model takes the option `label` (B,), or finds the
         `class` under which each row is likeliest."""
         if mode not in ("mode", "mean"):
             raise unknown_name("mode of a variational autoencoder", mode, ("mode", "mean"))
-        label = options.get("label")
         if self.classes and label is None:
             return self._likeliest(inputs)
         rows = inputs.shape[0]  # len() would be a constant of an exported program

@@ -14,16 +14,18 @@ turns their sum into numbers, so a split of any size needs no more memory than o
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from quire.data.batch import Batch, Data
-from quire.errors import InputError
+from quire.errors import InputError, unknown_name
 from quire.registry import Registry
 
 Weight = float | Tensor
@@ -71,6 +73,9 @@ class Task(nn.Module, ABC):
     answers_target: ClassVar[bool] = True
     """Whether `predict` gives values of the data's targets, in which case truth can stand beside them."""
 
+    predict_options: ClassVar[frozenset[str]] = frozenset()
+    """What `predict` takes besides inputs and mode; read from its signature, which alone says it."""
+
     higher_is_better: ClassVar[frozenset[str]] = frozenset({"accuracy", "precision", "recall", "f1", "r2"})
 
     evaluation_rows: ClassVar[int] = 1024
@@ -82,6 +87,18 @@ class Task(nn.Module, ABC):
     left: list[dict[str, Tensor]]
     """What `terms` leaves of each micro-batch for the batch that goes on from it, as fields of that batch;
     only where `carries_state`."""
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "predict" not in cls.__dict__:
+            return
+        parameters = list(inspect.signature(cls.predict).parameters.values())[1:]
+        names = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
+        if len(names) == len(parameters):
+            cls.predict_options = frozenset(names[2:])
+            cls.predict = _refusing(cls.predict, names)  # type: ignore[method-assign]
+        else:  # passes on what it does not know, to a task that refuses
+            cls.predict_options |= set(names[2:])
 
     @property
     def device(self) -> torch.device:
@@ -176,8 +193,12 @@ class Task(nn.Module, ABC):
         """Called once after training, with the weights that are kept: estimate what descent does not."""
 
     @abstractmethod
-    def predict(self, inputs: Tensor, mode: str = "mode", **options: Any) -> dict[str, Tensor]:
-        """Predictions as named columns of B rows; which modes exist is the task's to say."""
+    def predict(self, inputs: Tensor, mode: str = "mode") -> dict[str, Tensor]:
+        """Predictions as named columns of B rows; which modes exist is the task's to say.
+
+        A task's own options are further keywords of its `predict`. One that it does not have is refused
+        by name, before anything is computed.
+        """
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
@@ -187,6 +208,22 @@ class Task(nn.Module, ABC):
     @abstractmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Task:
         """Build the task that `spec` describes; weights are loaded afterwards."""
+
+
+Predict = Callable[..., dict[str, Tensor]]
+
+
+def _refusing(predict: Predict, names: Sequence[str]) -> Predict:
+    """`predict`, with a message of ours about a keyword that is not among its `names`, inputs first."""
+
+    @functools.wraps(predict)
+    def checked(task: Task, /, *given: Any, **options: Any) -> dict[str, Tensor]:
+        for name in options:
+            if name not in names:
+                raise unknown_name(f"prediction option of {type(task).__name__}", name, names[1:])
+        return predict(task, *given, **options)
+
+    return checked
 
 
 def build_task(spec: Mapping[str, Any]) -> Task:

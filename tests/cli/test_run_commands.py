@@ -214,6 +214,8 @@ def test_predict_as_json(quire: Quire) -> None:
         (["predict", "runs/one", "new.csv", "--out", "no/p.csv"], "there is no folder no"),
         (["predict", "runs/one", "new.csv", "--level", "1.5"], "--level is 1.5"),
         (["predict", "runs/one", "new.csv", "--mode", "men"], "did you mean 'mean'?"),
+        (["predict", "runs/one", "new.csv", "--levl", "0.5"], "did you mean '--level'?"),
+        (["predict", "runs/one", "new.csv", "--score", "0.5"], "one of mode, level, seed"),
         (["evaluate", "runs"], "run runs has no config.toml"),
         (["evaluate", "runs/one", "--data", "gone.csv"], "gone.csv: no such file"),
         (["evaluate", "runs/one", "--split", "tst"], "did you mean 'test'?"),

@@ -102,6 +102,12 @@ def _commands() -> Iterator[Mistake]:
     yield Mistake(
         "command", "an interval at a level of 2", ["predict", "runs/mine", "mine.csv", "--level", "2"]
     )
+    yield Mistake(
+        "command", "misspelt option of predict", ["predict", "runs/mine", "mine.csv", "--levl", "0.5"]
+    )
+    yield Mistake(
+        "command", "a score of a table's model", ["predict", "runs/mine", "mine.csv", "--score", "0.5"]
+    )
     yield Mistake("command", "adapters of a run that has none", ["adapter", "export", "runs/mine", "adapter"])
     yield Mistake("command", "text from a table's model", ["sample", "runs/mine"])
 
@@ -284,6 +290,10 @@ def _python() -> Iterator[Mistake]:
                                       lambda: quire.load("runs/mine").sample(["once"])),
         "exporting to an unknown format": ('quire.load("runs/mine").export(Path("model.h5"))',
                                            lambda: quire.load("runs/mine").export(Path("model.h5"))),
+        "an option that predictions do not have": (
+            'quire.load("runs/mine").task.predict(inputs, leevl=0.5)',
+            lambda: quire.load("runs/mine").task.predict(torch.zeros(1, 1), leevl=0.5),
+        ),
         "images from a table's model": ('quire.load("runs/mine").generate()',
                                         lambda: quire.load("runs/mine").generate()),
     }  # fmt: skip

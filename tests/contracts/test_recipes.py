@@ -20,7 +20,7 @@ from quire.options import Schedule
 from quire.recipes.base import RECIPES, RunOptions
 from quire.recipes.execute import Outcome, execute
 from quire.runs import load
-from tests.recipes.examples import target_for, write_csv, write_data
+from tests.recipes.examples import target_for, undrawn, write_csv, write_data
 
 NAMES = list(RECIPES)
 TABLES = ("classes", "two classes", "values", "any", "several")
@@ -48,6 +48,7 @@ like data in the same way. What they make of a file of one's own is tried with t
 
 
 def tried(names: Iterable[str], long: Iterable[str] = ()) -> list[Any]:
+    names = list(names)
     marks = {name: () if name in QUICK else (pytest.mark.slow,) for name in names}
     marks |= {name: (pytest.mark.slow, pytest.mark.long) for name in long}
     return [pytest.param(name, marks=marks[name]) for name in names]
@@ -160,7 +161,8 @@ def test_predict_reads_images_as_training_did(name: str, runs: Any, tmp_path: Pa
         files[file] = f"{number:03d}{Path(file).suffix}"
         shutil.copy(next(options.data.rglob(Path(file).name)) if column == "image" else options.data / file,
                     tmp_path / files[file])  # fmt: skip
-    predicted = load(outcome.run).predict(tmp_path, score=0.01).to_pylist()
+    asked = {"score": 0.01} if RECIPES[name].targets == "scenes" else {}
+    predicted = load(outcome.run).predict(tmp_path, **asked).to_pylist()
     assert [row["image"] for row in predicted] == [files[str(row[column])] for row in kept]
     for ours, theirs in zip(predicted, kept, strict=True):
         for said in ("prediction", "class"):
@@ -248,6 +250,26 @@ def test_predict_says_of_rows_what_the_run_said(name: str, runs: Any) -> None:
             assert ours.to_pylist() == theirs.to_pylist()
 
 
+NO_HEAD = {"pca", "kmeans", "mixture", "reconstruction", "variational", "adversarial"}
+
+
+@pytest.mark.parametrize("name", tried(name for name in NAMES if RECIPES[name].targets != "text"))
+def test_what_predictions_do_not_take_is_refused_before_a_file_is_read(name: str, runs: Any) -> None:
+    run = load(runs(name)[0].run)
+    kind = run.task.spec()["task"]
+    taken = {"detection": {"score"}, "translation": {"seed"}}.get(kind, {"level", "seed"})
+    taken = set() if kind in NO_HEAD else taken
+    for option, value in {"level": 0.5, "score": 0.5, "seed": 1}.items():
+        with pytest.raises(InputError) as caught:
+            run.predict("nowhere.csv", **{option: value})
+        message = f"{option} {value} for predictions of '{name}'"
+        assert str(caught.value).startswith("nowhere.csv" if option in taken else message)
+    with pytest.raises(InputError, match="did you mean 'score'"):
+        run.predict("nowhere.csv", scroe=0.5)
+    with pytest.raises(InputError, match=r"unknown prediction option of .* 'temprature'"):
+        run.task.predict(None, temprature=2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [".onnx", ".pt2"])
 @pytest.mark.parametrize("name", tried(EXPORTED, {"ssd"}))
@@ -266,13 +288,14 @@ def test_export_agrees_with_the_run(name: str, ending: str, runs: Any, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_resuming_takes_the_run_to_where_a_longer_one_would_be(name: str, runs: Any, tmp_path: Path) -> None:
-    _, options = runs(name)
+    short, options = runs(name)
     sweeps = hasattr(options, "sweeps")
     more = {"sweeps": 3} if sweeps else {"steps": 9} if options.steps else {"epochs": 3}
     longer = dataclasses.replace(options, **more)
-    whole = execute(RECIPES[name], dataclasses.replace(longer, out=tmp_path / "whole"))
-    short = execute(RECIPES[name], dataclasses.replace(options, out=tmp_path / "short"))
-    resumed = execute(RECIPES[name], dataclasses.replace(longer, out=None, resume=short.run))
+    with undrawn():
+        whole = execute(RECIPES[name], dataclasses.replace(longer, out=tmp_path / "whole"))
+    copy = shutil.copytree(short.run, tmp_path / "short")
+    resumed = execute(RECIPES[name], dataclasses.replace(longer, out=None, resume=copy))
     assert resumed.measures == whole.measures
     assert sweeps or short.measures != whole.measures
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from quire.functional import screen, tally
+from quire.functional import tally
 from quire.functional.clusters import centre_update
 from quire.functional.nearest import ClusterSums, cluster_sums
 from quire.functional.tally import Tally
+from tests.kernels.widths import WIDTHS, limited
 
 ROWS = 4000
 
@@ -47,63 +48,52 @@ KINDS: dict[str, Callable[[int, int], Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _bounds_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little time it takes to search a row."""
-    monkeypatch.setattr(tally, "CHEAP", 0.0)
-    monkeypatch.setattr(tally, "EXTRA", 0.0)
+@pytest.fixture(autouse=True, params=WIDTHS)
+def _processor(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The loops as each kind of processor runs them."""
+    with limited(request.param):
+        yield
 
 
-def new_tally(x: Tensor, clusters: int) -> tuple[Tally, Tensor, float]:
+def new_tally(x: Tensor, clusters: int) -> Tally:
     shift = x.double().mean(0).to(x.dtype).double()
-    radius = float((x.double() - shift).norm(dim=1).max())
-    return Tally(x, clusters, shift, radius), shift, radius
+    return Tally(x, clusters, shift, float((x.double() - shift).norm(dim=1).max()))
 
 
 def check(found: ClusterSums, x: Tensor, centres: Tensor) -> None:
     wanted = by_differences(x, centres)
     assert torch.equal(found.labels, wanted)
     assert torch.equal(found.counts, torch.bincount(wanted, minlength=len(centres)).double())
-    kept, shift, radius = new_tally(x, len(centres))
-    new = cluster_sums(x, centres, shift=shift, radius=radius, tally=kept)
+    new = cluster_sums(x, centres, tally=new_tally(x, len(centres)))
     assert torch.equal(found.sums, new.sums), "a sum depends on how it came about"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("features", "clusters"), [(2, 5), (3, 40), (30, 8), (1, 17)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bounded", [False, True])
 def test_every_sweep_has_the_labels_of_a_full_search(
-    bounded: bool,
-    kind: str,
-    features: int,
-    clusters: int,
-    dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, features: int, clusters: int, dtype: torch.dtype
 ) -> None:
-    if not bounded:
-        monkeypatch.setattr(tally, "CHEAP", 1e9)
     x = KINDS[kind](features, clusters).to(dtype)
-    kept, shift, radius = new_tally(x, clusters)
+    kept = new_tally(x, clusters)
     centres, asked = x[:clusters].double(), []
     for _ in range(14):
-        found = cluster_sums(x, centres, shift=shift, radius=radius, tally=kept)
+        found = cluster_sums(x, centres, tally=kept)
         check(found, x, centres)
-        asked.append(kept.bounds.last)
+        asked.append(kept.searched)
         centres = centre_update(found.sums, found.counts)
-    if not bounded:
-        assert set(asked) == {len(x)}
-    elif kind == "groups" and features > 1:
+    assert asked[0] == len(x)
+    if kind == "groups" and features > 1:
         assert asked[-1] < len(x) / 3, "hardly any row was left alone"
 
 
 def test_centres_that_jump_rest_or_creep() -> None:
     """Whatever the centres do: nothing is assumed but that they are known."""
     x = groups(3, 20).float()
-    kept, shift, radius = new_tally(x, 20)
+    kept = new_tally(x, 20)
     centres = x[:20].double()
     for turn in range(30):
-        check(cluster_sums(x, centres, shift=shift, radius=radius, tally=kept), x, centres)
+        check(cluster_sums(x, centres, tally=kept), x, centres)
         moved = centres + normal(20, 3, seed=turn) * 10.0 ** -(turn % 10)
         centres = torch.where((torch.arange(20) % 3 == turn % 3)[:, None], centres, moved)
         if turn == 20:
@@ -113,10 +103,10 @@ def test_centres_that_jump_rest_or_creep() -> None:
 def test_a_tie_is_looked_at_again_whenever_it_is_broken_and_made() -> None:
     x = torch.zeros(ROWS, 2)
     x[::2, 0] = torch.linspace(-3, 3, ROWS // 2)
-    kept, shift, radius = new_tally(x, 3)
+    kept = new_tally(x, 3)
     for left in (1.0, 1 + 1e-13, 1.0, 1 - 1e-13, 1 - 1e-15, 1.0, 1.0):
         centres = torch.tensor([[1.0, 0], [-left, 0], [0, 9]], dtype=torch.float64)
-        found = cluster_sums(x, centres, shift=shift, radius=radius, tally=kept)
+        found = cluster_sums(x, centres, tally=kept)
         check(found, x, centres)
         assert int(found.labels[1]) == (1 if left < 1 else 0)
 
@@ -125,29 +115,43 @@ def test_a_tie_is_looked_at_again_whenever_it_is_broken_and_made() -> None:
 @pytest.mark.parametrize("clusters", [9, 19])
 def test_values_that_float32_does_not_have(clusters: int, scale: float) -> None:
     x = groups(4, clusters)
-    kept, shift, radius = new_tally(x * scale, clusters)
+    kept = new_tally(x * scale, clusters)
     centres = x[:clusters]
     for _ in range(8):
-        found = cluster_sums(x * scale, centres * scale, shift=shift, radius=radius, tally=kept)
+        found = cluster_sums(x * scale, centres * scale, tally=kept)
         assert torch.equal(found.labels, by_differences(x, centres))
         sums = torch.zeros_like(centres).index_add_(0, found.labels, x)
         centres = centre_update(sums, found.counts)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_a_tally_is_the_sum_of_the_rows_that_are_there(dtype: torch.dtype, far: float) -> None:
+    """However rows have come and gone: bit by bit that of a new tally, and nearly that of float64."""
+    x = (normal(40_000, 5) + far).to(dtype)
+    kept = new_tally(x, 7)
+    for seed in range(6):
+        centres = normal(7, 5, seed=seed) + far
+        found = cluster_sums(x, centres, tally=kept)
+        new = cluster_sums(x, centres, tally=new_tally(x, 7))
+        plain = cluster_sums(x, centres, backend="torch")
+        assert torch.equal(found.labels, plain.labels)
+        assert torch.equal(found.sums, new.sums)
+        assert torch.equal(found.counts, plain.counts)
+        torch.testing.assert_close(found.sums, plain.sums, rtol=1e-12, atol=1e-9 * (1 + far))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_threads_and_kept_memory_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_kept_memory_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = groups(6, 20) + 3
-    monkeypatch.setattr(tally, "BLOCK_NUMBERS", 5000)
-    monkeypatch.setattr(tally, "KEPT_NUMBERS", 0)
-    monkeypatch.setattr(screen, "CHUNK_ROWS", {"cpu": (50, 50)})
     monkeypatch.setattr(tally, "THREAD_TIME", 1000.0)
-    kept, shift, radius = new_tally(x, 20)
-    assert kept.near is None
-    centres, before = x[:20], torch.get_num_threads()
+    monkeypatch.setattr(tally, "KEPT_NUMBERS", 0)
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        kept, centres = new_tally(x, 20), x[:20]
         for _ in range(8):
-            found = cluster_sums(x, centres, shift=shift, radius=radius, tally=kept)
+            found = cluster_sums(x, centres, tally=kept)
             check(found, x, centres)
             centres = centre_update(found.sums, found.counts)
         assert torch.get_num_threads() == threads
@@ -155,21 +159,28 @@ def test_blocks_threads_and_kept_memory_change_nothing(threads: int, monkeypatch
         torch.set_num_threads(before)
 
 
-def test_bounds_that_do_not_pay_are_tried_now_and_then() -> None:
-    """Rows without structure, and centres that jump about: all rows are doubtful each time."""
+def test_rows_are_left_alone_when_centres_come_to_rest() -> None:
+    """Rows without structure, and centres that jump about: all rows are doubtful each time, until then."""
     x = normal(ROWS, 40)
-    kept, shift, radius = new_tally(x, 6)
-    tried = []
-    for turn in range(60):
+    kept = new_tally(x, 6)
+    for turn in range(10):
         centres = normal(6, 40, seed=turn)
-        found = cluster_sums(x, centres, shift=shift, radius=radius, tally=kept)
-        tried.append(kept.bounds.renews)
-        assert torch.equal(found.labels, by_differences(x, centres))
-    assert tried[0]
-    assert 2 < sum(tried) < 8
-    asked = []
-    for _ in range(60):  # and when centres come to rest, rows are left alone again
-        found = cluster_sums(x, centres, shift=shift, radius=radius, tally=kept)
-        asked.append(kept.bounds.last)
-        check(found, x, centres) if len(asked) % 20 == 0 else None
-    assert asked[-1] < 10
+        assert torch.equal(cluster_sums(x, centres, tally=kept).labels, by_differences(x, centres))
+        assert kept.searched == len(x)
+    for _ in range(3):
+        check(cluster_sums(x, centres, tally=kept), x, centres)
+    assert kept.searched < 10
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_spoils_the_sums_and_nothing_else(value: float) -> None:
+    """Who reads the sums says so; here, rows beside it keep their labels."""
+    x, centres = groups(3, 5).float(), groups(3, 5)[:5]
+    wanted, spoiled = by_differences(x, centres), x.clone()
+    spoiled[7, 1] = value
+    kept = Tally(spoiled, 5, x.mean(0), 100.0)
+    for _ in range(2):
+        found = cluster_sums(spoiled, centres, tally=kept)
+        others = torch.arange(ROWS) != 7
+        assert torch.equal(found.labels[others], wanted[others])
+        assert not found.sums.isfinite().all()

@@ -267,6 +267,8 @@ def test_scores_are_probabilities_of_being_data() -> None:
     assert torch.equal(found["class"], each.argmax(1))
     named = task.predict(data.inputs, label=data.target)
     torch.testing.assert_close(named["score"], each[torch.arange(9), data.target])
+    with pytest.raises(InputError, match="unknown mode of two players 'interval'"):
+        task.predict(data.inputs, "interval")
 
 
 # -- Description -------------------------------------------------------------------------------

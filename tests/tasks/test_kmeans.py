@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,14 @@ from torch import Tensor
 
 from quire.data.batch import Batch, Data, TensorData, in_order
 from quire.errors import InputError
-from quire.functional.screen import Screen
+from quire.functional.tally import Tally
 from quire.tasks import kmeans as module
 from quire.tasks.kmeans import KMeansTask
 from quire.tasks.kmeans_rows import WEIGHT, farthest
 from quire.train import evaluate
 from quire.train.statistics import fit_statistics
 from quire.train.task import build_task
+from tests.kernels.widths import limited
 
 
 def blobs(rows: int = 300, features: int = 3, centres: int = 5, seed: int = 0) -> Tensor:
@@ -226,17 +226,19 @@ def test_judging() -> None:
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_sweep_goes_through_the_rows_once(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    look = Screen._look
+    sweep = Tally.sweep
 
-    def counted(self: Screen, near: Tensor, *given: Any) -> Tensor:
-        seen.append(len(near))
-        return look(self, near, *given)
+    def counted(self: Tally, centres: Tensor) -> tuple[Tensor, Tensor]:
+        found = sweep(self, centres)
+        seen.append(self.searched)
+        return found
 
     x = blobs()
     task = KMeansTask(3, 4)
     task.begin(TensorData({"inputs": x}) if kept else Apart(inputs=x), x[:4])
-    monkeypatch.setattr(Screen, "_look", counted)
-    task.statistics(Batch({"inputs": x}, torch.arange(300)))
+    monkeypatch.setattr(Tally, "sweep", counted)
+    with limited("plain"):
+        task.statistics(Batch({"inputs": x}, torch.arange(300)))
     assert bool(task._tallies._kept) == kept
     assert seen == [300]
 
