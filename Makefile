@@ -4,8 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Nothing is compiled ahead: most of what is installed is never imported by a given command.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
-# One thread for each of the test processes that share the machine.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One thread for each of the test processes that share the machine; what they compile is kept, for the many
+# they start and for the next time.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help train test quick lint faults fuzz bench docs clean
 

@@ -1,16 +1,33 @@
-"""The loop of a sweep of expectation-maximisation over chunks of rows; see `quire.functional.mixture_sweeps`.
+"""The loop of a sweep of expectation-maximisation over rows; see `quire.functional.mixture_sweeps`.
 
-A script (`quire.functional.scripted`), so types are written as its interpreter reads them.
+N rows, D features, n rows of a chunk, R starts of K components, P features φ. By PyTorch's operations, in
+chunks that stay in a cache, or on a CPU by the loop of `quire/kernels/host/mixture.cpp`, which takes half as
+long: it keeps sums in registers, and φ of a few rows in the nearest cache.
 """
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.functional.scripted import scripted
+from quire.kernels import host
 
-# Kinds of φ(x̂), in the order of `mixture_coefficients`: x̂_i x̂_j; (x², x, 1); (‖x‖², x, 1); x̂ itself. A script
-# does not see them, so they stand in it as numbers.
+# Kinds of φ(x̂), in the order of `mixture_coefficients`: x̂_i x̂_j; (x², x, 1); (‖x‖², x, 1); x̂ itself.
 FULL, DIAG, SPHERICAL, TIED = 0, 1, 2, 3
+
+
+class _Mixture(ctypes.Structure):
+    """`Mixture` of mixture.cpp, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("count", "features", "wide", "stride")),
+        *((name, ctypes.c_void_p) for name in ("rows", "shift", "scale")),
+        *((name, ctypes.c_int64) for name in ("mixes", "kind", "starts", "components", "terms")),
+        *((name, ctypes.c_void_p) for name in ("theta", "likelihood", "sums", "total")),
+    ]
 
 
 def products_of(kind: int, columns: Tensor, out: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -18,12 +35,12 @@ def products_of(kind: int, columns: Tensor, out: Tensor) -> list[tuple[Tensor, T
     take a tenth of a sweep."""
     size = columns.size(0)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    if kind == 0:  # full; rows of the triangle are whole rows of memory, where a gather would copy twice
+    if kind == FULL:  # rows of the triangle are whole rows of memory, where a gather would copy twice
         place = 0
         for i in range(size):
             found.append((columns[i], columns[i:], out[place : place + size - i]))
             place += size - i
-    elif kind == 1:  # diag
+    elif kind == DIAG:
         found.append((columns[:-1], columns[:-1], out[: size - 1]))
     return found
 
@@ -31,16 +48,16 @@ def products_of(kind: int, columns: Tensor, out: Tensor) -> list[tuple[Tensor, T
 def fill(kind: int, columns: Tensor, out: Tensor, products: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     """φ (P, n) of x̂ᵀ (D + 1, n)."""
     size = columns.size(0)
-    if kind == 3:  # tied
+    if kind == TIED:
         return columns
-    if kind == 0 and columns.is_cuda:
+    if kind == FULL and columns.is_cuda:
         pairs = torch.triu_indices(size, size, device=columns.device)
         return torch.mul(columns[pairs[0]], columns[pairs[1]], out=out)
     for one, others, place in products:
         torch.mul(one, others, out=place)
-    if kind == 2:  # spherical
+    if kind == SPHERICAL:
         torch.sum(columns[:-1].square(), [0], keepdim=True, out=out[:1])
-    if kind != 0:
+    if kind != FULL:
         out[out.size(0) - size :].copy_(columns)
     return out
 
@@ -55,7 +72,6 @@ def normalise(logs: Tensor) -> Tensor:
     return total.log_().add_(largest).sum([-1, -2])
 
 
-@scripted
 def sweep_chunks(
     x: Tensor, shift: Tensor, scale: Tensor, theta: Tensor, starts: int, kind: int, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +87,7 @@ def sweep_chunks(
         count = part.size(0)
         if columns.size(0) == 0 or columns.size(1) != count:
             columns, logs = theta.new_ones([features + 1, count]), theta.new_empty([theta.size(0), count])
-            phi = columns if kind == 3 else theta.new_empty([theta.size(1), count])
+            phi = columns if kind == TIED else theta.new_empty([theta.size(1), count])
             products = products_of(kind, columns, phi)
         apart = part.to(theta.dtype) - shift
         if scale.dim() == 2:
@@ -82,6 +98,30 @@ def sweep_chunks(
         torch.mm(theta, phi, out=logs)
         likelihood += normalise(logs.view([starts, components, count]))
         sums.addmm_(logs, phi.t())
-        if kind == 3:
+        if kind == TIED:
             total += columns[:-1] @ columns[:-1].t()
     return likelihood, sums, total
+
+
+def sweep_on_host(
+    x: Tensor, shift: Tensor, scale: Tensor, theta: Tensor, starts: int, kind: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `sweep_chunks` gives, by a loop of the CPU; shift, scale and Θ are float64."""
+    library: Any = host.library()
+    (count, features), (components, terms) = x.shape, theta.shape
+    x = x if x.stride(1) == 1 else x.contiguous()
+    padded = theta.new_zeros(terms, library.quire_components(components))
+    padded[:, :components] = theta.T
+    likelihood, sums = theta.new_zeros(starts), torch.zeros_like(padded)
+    total = theta.new_zeros(features, features)
+    mixes = scale.ndim == 2
+    scale = scale.contiguous() if mixes else scale.expand(features).contiguous()
+    given = _Mixture(
+        count=count, features=features, wide=x.dtype == torch.float64, stride=x.stride(0), rows=x.data_ptr(),
+        shift=shift.data_ptr(), scale=scale.data_ptr(), mixes=mixes, kind=kind, starts=starts,
+        components=components // starts, terms=terms, theta=padded.data_ptr(),
+        likelihood=likelihood.data_ptr(), sums=sums.data_ptr(), total=total.data_ptr(),
+    )  # fmt: skip
+    if library.quire_mixture(ctypes.addressof(given)):
+        raise MemoryError(f"no room for {terms} products of some rows")
+    return likelihood, sums[:, :components].T.contiguous(), total

@@ -25,7 +25,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.functional.mixture_chunks import DIAG, FULL, SPHERICAL, TIED, fill, products_of, sweep_chunks
+from quire.functional.mixture_chunks import (
+    DIAG,
+    FULL,
+    SPHERICAL,
+    TIED,
+    fill,
+    products_of,
+    sweep_chunks,
+    sweep_on_host,
+)
 from quire.functional.mixtures import (
     Mixture,
     Moments,
@@ -35,7 +44,7 @@ from quire.functional.mixtures import (
     make_mixture,
 )
 from quire.functional.threads import share_rows
-from quire.kernels import Backend, refusal, use_triton
+from quire.kernels import Backend, host, refusal, use_triton
 
 # Products may be this many times larger than their sum: ten digits of it are left.
 LARGEST_CANCELLATION = 2.0**20
@@ -219,7 +228,7 @@ def mixture_sweep(
         return _sweep_triton(x, mixture, frame)
     # Not "size > …": NaN takes the careful way.
     if size <= LARGEST_CANCELLATION:
-        return _sweep_products(x, mixture, frame)
+        return _sweep_products(x, mixture, frame, backend)
     return _sweep_centred(x, mixture, frame)
 
 
@@ -252,15 +261,17 @@ def _sweep_triton(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:
     return MixtureSweep(likelihood, Moments(*moments), False)
 
 
-def _sweep_products(x: Tensor, mixture: Mixture, frame: Frame) -> MixtureSweep:
+def _sweep_products(x: Tensor, mixture: Mixture, frame: Frame, backend: Backend) -> MixtureSweep:
     lead, coefficients = mixture.weights.shape[:-1], mixture_coefficients(mixture)
     theta = coefficients.reshape(-1, coefficients.shape[-1])  # (R·K, P)
     shift, scale = frame.shift.to(theta.dtype), frame.scale.to(theta.dtype)
     tied = mixture.matrices and not mixture.apart
 
     def work(x: Tensor) -> tuple[Tensor, ...]:
-        rows, starts = _chunk_rows(x, max(theta.shape)), max(1, math.prod(lead))
-        return sweep_chunks(x, shift, scale, theta, starts, _kind(mixture), rows)
+        starts, kind = max(1, math.prod(lead)), _kind(mixture)
+        if backend != "torch" and host.takes(x, theta):
+            return sweep_on_host(x, shift, scale, theta, starts, kind)
+        return sweep_chunks(x, shift, scale, theta, starts, kind, _chunk_rows(x, max(theta.shape)))
 
     likelihood, sums, total = _shared(work, x)
     likelihood, sums = likelihood.view(lead), sums.view(coefficients.shape)

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as not_compiled  # torch.compiler.disable takes a second to import
 from torch.nn.functional import dropout, linear
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -171,7 +172,7 @@ class Recurrent(nn.Module):
             output, last = self._packed(x, states, lengths)
         return output if self.batch_first else output.transpose(0, 1), _alone(last)
 
-    @torch.compiler.disable  # the compiler would unroll the fused kernel into T steps of its own
+    @not_compiled  # the compiler would unroll the fused kernel into T steps of its own
     def _call(
         self, data: Tensor, states: Parts, sizes: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, Parts]:
@@ -198,7 +199,7 @@ class Recurrent(nn.Module):
             found = kernel(data, sizes, _alone(states), *options)
         return found[0], tuple(found[1:])
 
-    @torch.compiler.disable
+    @not_compiled
     def _packed(self, x: Tensor, states: Parts, lengths: Tensor) -> tuple[Tensor, Parts]:
         check_lengths(lengths, x)
         counts = lengths.cpu()  # where PyTorch wants them

@@ -12,6 +12,7 @@ the same contrast to white as to near-black; `inline` swaps it for the colour of
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import io
@@ -24,6 +25,7 @@ import matplotlib
 from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -111,6 +113,7 @@ def to_svg(fig: Figure) -> str:
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         # The reader's browser has glyphs that the font used for measuring may lack.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
+        _lay_out(fig)
         fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].rstrip() + "\n"
@@ -119,6 +122,18 @@ def to_svg(fig: Figure) -> str:
     svg = re.sub(r"<style [^>]*>.*?</style>\s*", "", svg, count=1, flags=re.DOTALL)
     svg = _in_tags(svg, r' (?:d|x|y)="[^"]*"', lambda m: _LONG_NUMBER.sub(_short, m[0]))
     return svg.replace("<svg ", '<svg style="stroke-linejoin: round; stroke-linecap: butt" ', 1)
+
+
+def _lay_out(fig: Figure) -> None:
+    """Give everything its place. A figure that still has this to do is drawn twice, once for nobody."""
+    engine = fig.get_layout_engine()
+    if engine is not None and fig.axes:
+        FigureCanvasSVG(fig)  # whose measures of text hold
+        resolution, fig.dpi = fig.dpi, 72  # SVG's own
+        with contextlib.suppress(ValueError):  # as when a figure is drawn: what has no room stays where it is
+            engine.execute(fig)
+        fig.dpi = resolution
+        fig.set_layout_engine(None)
 
 
 def _short(number: re.Match[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as not_compiled  # torch.compiler.disable takes a second to import
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quire.errors import InputError
@@ -42,7 +43,7 @@ Meet = Callable[[Tensor], Tensor]
 """Adds a vector over the processes; see `Peers.meet`."""
 
 
-@torch.compiler.disable
+@not_compiled
 def whole_batch_norm(module: _BatchNorm, counting: Counting, meet: Meet, x: Tensor) -> Tensor:
     """What `module` computes of x (N, C, …), with the moments of all processes while training."""
     own_moments = not module.training and module.running_mean is not None

@@ -20,7 +20,7 @@ from quire.recipes.base import RECIPES
 from quire.recipes.execute import execute
 from quire.runs import load
 from tests.cli.conftest import Quire
-from tests.recipes.examples import write_csv, write_images, write_text
+from tests.recipes.examples import undrawn, write_csv, write_images, write_text
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,8 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data=write_text(folder / "book.txt"), out=folder / "run", steps=5, quiet=True,
         text=Text(context=16), train=Train(batch_size=8, carry=True),
     )  # fmt: skip
-    return execute(recipe, options).run
+    with undrawn():
+        return execute(recipe, options).run
 
 
 def test_text_begins_with_the_prompt_and_repeats_with_its_seed(
@@ -112,7 +113,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("codes", "autoencoder", {"data": rows, **short}),
     ):
         recipe = RECIPES[name]
-        found[key] = str(execute(recipe, recipe.options(out=folder / "runs" / key, **given)).run)
+        with undrawn():
+            found[key] = str(execute(recipe, recipe.options(out=folder / "runs" / key, **given)).run)
     return found
 
 

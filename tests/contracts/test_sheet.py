@@ -76,7 +76,14 @@ def test_the_errata_and_pictures_are_there() -> None:
         assert any(e.picture for _, e in ENTRIES.items() if e.chapter == chapter), chapter
 
 
-@pytest.mark.parametrize("id", list(ENTRIES))
+LONGER = {"cost/largest-batch", "cost/memory", "variational/vae", "seq2seq/temperature"}
+"""Proofs of a second or more; what they prove is compared with other oracles in tests/doctor, tests/tasks and
+tests/functional too, which `make quick` tries."""
+
+
+@pytest.mark.parametrize(
+    "id", [pytest.param(id, marks=pytest.mark.slow if id in LONGER else ()) for id in ENTRIES]
+)
 def test_the_proof_passes_and_can_fail(id: str) -> None:
     entry = ENTRIES[id]
     verdict = entry.verify()

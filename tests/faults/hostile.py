@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch._dynamo  # an export would, and what it takes is not the doing of a file
 
 from quire.cli.main import main as command
 from quire.errors import QuireError

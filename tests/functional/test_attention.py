@@ -335,6 +335,7 @@ def test_dropout_keeps_the_mean() -> None:
     assert drawn.mean().item() == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.slow
 def test_compiled_without_a_break() -> None:
     query, lengths = random(2, 3, 4), torch.tensor([0, 2])
     compiled = torch.compile(attention, backend="eager", fullgraph=True)

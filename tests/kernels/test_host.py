@@ -6,11 +6,12 @@ import ctypes
 import re
 import shutil
 from pathlib import Path
+from sysconfig import get_config_var
 
 import pytest
 import torch
 
-from quire.functional import tally
+from quire.functional import mixture_chunks, tally
 from quire.functional.nearest import cluster_sums
 from quire.kernels import host
 from tests.kernels.widths import limited
@@ -27,6 +28,7 @@ def test_structures_are_those_of_the_loops() -> None:
         library = host.library()
         assert library is not None
         assert library.quire_sweep_size() == ctypes.sizeof(tally._Sweep)
+        assert library.quire_mixture_size() == ctypes.sizeof(mixture_chunks._Mixture)
     folder = Path(host.__file__).parent
     exported = "".join(path.read_text() for path in folder.glob("*.cpp"))
     names = set(re.findall(r"^EXPORT \w+ (quire_\w+)\(", exported, re.MULTILINE))
@@ -49,7 +51,7 @@ def test_a_file_that_is_no_library_of_this_version_is_left_alone(
         host.library.cache_clear()
         try:
             assert host.library() is None
-            (tmp_path / f"_host{host.EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+            (tmp_path / f"_host{get_config_var('EXT_SUFFIX')}").write_bytes(b"no library")
             monkeypatch.setattr(host, "__file__", str(tmp_path / "__init__.py"))
             host.library.cache_clear()
             assert host.library() is None

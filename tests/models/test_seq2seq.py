@@ -176,6 +176,7 @@ def test_saved_and_built_again():
     assert torch.equal(again(source, target), model(source, target))
 
 
+@pytest.mark.slow
 def test_half_precision_and_export():
     model = make().float().eval()
     source, target = pairs()

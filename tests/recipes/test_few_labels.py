@@ -137,12 +137,14 @@ def test_images_have_pictures_of_codes_views_and_neighbours(name: str, images: P
         assert {"precision_at_1", "precision_at_k"} <= measures.keys()
 
 
+@pytest.mark.usefixtures("unseen")
 def test_autoencoding_reports_both_its_terms(images: Path, tmp_path: Path) -> None:
     outcome = run("semi-supervised", tmp_path / "run", data=images, method="autoencode")
     measures = outcome.measures["test"]
     assert measures["loss"] == pytest.approx(measures["target"] + measures["autoencode"])
 
 
+@pytest.mark.usefixtures("unseen")
 def test_rows_without_a_class_can_come_from_elsewhere(images: Path, wine: Path, tmp_path: Path) -> None:
     more = tmp_path / "more"
     more.mkdir()
@@ -164,6 +166,7 @@ def test_rows_without_a_class_can_come_from_elsewhere(images: Path, wine: Path, 
     assert len(longer) == len(open_few(options("semi-supervised", **table)).whole.data.train) + 39
 
 
+@pytest.mark.usefixtures("unseen")
 def test_images_larger_than_memory_are_learned_from(images: Path, tmp_path: Path) -> None:
     reading = dataclasses.replace(RECIPES["semi-supervised"].options().images, memory=1e-9, workers=1)
     outcome = run("semi-supervised", tmp_path / "run", data=images, images=reading)

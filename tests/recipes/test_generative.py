@@ -143,6 +143,7 @@ def test_reports_show_what_was_learned(
     assert len(conditional) == (2 if name in ("cvae", "cgan") else 0)
 
 
+@pytest.mark.usefixtures("unseen")
 def test_the_curves_of_the_players_are_those_of_the_validations(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_the_curves_of_the_players_are_those_of_the_validations(
         assert curve.tolist() == [value[name] for value in values]
 
 
+@pytest.mark.usefixtures("unseen")
 def test_layers_of_both_players_are_listed_once(tmp_path: Path, files: dict[str, Path]) -> None:
     for name in ("cgan", "cvae"):
         options = options_of(name, data=files["images"], out=tmp_path / name, steps=2)
@@ -217,6 +219,7 @@ def test_samples_are_recognised_by_the_nearest_row() -> None:
 # What is used afterwards ----------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unseen")
 def test_rows_come_back_in_their_own_units(files: dict[str, Path], tmp_path: Path) -> None:
     """A code as wide as the row loses nothing."""
     options = options_of(
@@ -238,6 +241,7 @@ def test_rows_come_back_in_their_own_units(files: dict[str, Path], tmp_path: Pat
     assert {"code_1", "code_30", "error"} <= predicted[0].keys()
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_conditional_model_names_the_likeliest_class(files: dict[str, Path], tmp_path: Path) -> None:
     for name in ("cvae", "cgan"):
         options = options_of(name, data=files["images"], out=tmp_path / name, steps=2)
@@ -248,6 +252,7 @@ def test_a_conditional_model_names_the_likeliest_class(files: dict[str, Path], t
         assert set(kept["class"].to_pylist()) <= {"bar", "noise", "square"}
 
 
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["images", "rows"])
 def test_an_exported_generator_makes_the_same(data: str, files: dict[str, Path], tmp_path: Path) -> None:
@@ -274,6 +279,7 @@ def test_an_exported_generator_makes_the_same(data: str, files: dict[str, Path],
         np.testing.assert_allclose(made[known, names.index(column)], wanted[known], rtol=1e-4)
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_trained_model_is_tuned_on_other_data(files: dict[str, Path], tmp_path: Path) -> None:
     base = execute(RECIPES["cvae"], options_of("cvae", data=files["images"], out=tmp_path / "base", steps=2))
     tune = Tune(base=base.run)
@@ -291,6 +297,7 @@ def test_a_trained_model_is_tuned_on_other_data(files: dict[str, Path], tmp_path
         execute(RECIPES["cvae"], dataclasses.replace(options, out=tmp_path / "again"))
 
 
+@pytest.mark.usefixtures("unseen")
 def test_rows_of_another_file_are_scaled_as_those_of_the_base(files: dict[str, Path], tmp_path: Path) -> None:
     given: dict[str, Any] = {"data": files["rows"], "out": tmp_path / "base", "steps": 2}
     base = load(execute(RECIPES["sparse"], options_of("sparse", **given)).run)

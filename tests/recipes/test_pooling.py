@@ -77,6 +77,7 @@ def test_a_gaussian_begins_at_the_rule_of_thumb(tmp_path: Path) -> None:
     assert built(tmp_path / "mine.csv", width=0.25)[1].model.width.item() == pytest.approx(0.25)
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_boxcar_takes_the_best_of_the_candidates_and_keeps_it(tmp_path: Path) -> None:
     data = write_numbers(tmp_path / "mine.csv")
     outcome = execute(RECIPE, dataclasses.replace(options(data, kernel="boxcar"), out=tmp_path / "run"))
@@ -97,6 +98,7 @@ def test_a_boxcar_takes_the_best_of_the_candidates_and_keeps_it(tmp_path: Path) 
     assert set(plan.notes) <= set(outcome.warnings)
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_boxcar_keeps_the_width_that_it_is_given(tmp_path: Path) -> None:
     chosen = options(write_numbers(tmp_path / "mine.csv"), kernel="boxcar", width=0.7)
     outcome = execute(RECIPE, dataclasses.replace(chosen, out=tmp_path / "run", epochs=3))
@@ -105,6 +107,7 @@ def test_a_boxcar_keeps_the_width_that_it_is_given(tmp_path: Path) -> None:
     assert found.model.width.item() == pytest.approx(0.7, rel=1e-6)
 
 
+@pytest.mark.usefixtures("unseen")
 def test_an_epanechnikov_goes_on_from_the_best_candidate(tmp_path: Path) -> None:
     """One step from there; a resumed run goes on from its checkpoint, not from the candidates again."""
     data = write_numbers(tmp_path / "mine.csv")
@@ -128,6 +131,7 @@ def test_an_epanechnikov_goes_on_from_the_best_candidate(tmp_path: Path) -> None
     assert torch.equal(widths(tmp_path / "run"), widths(tmp_path / "longer"))
 
 
+@pytest.mark.usefixtures("unseen")
 def test_widths_of_features_tell_what_matters(tmp_path: Path) -> None:
     data = write_numbers(tmp_path / "mine.csv", rows=300)
     outcome = execute(RECIPE, dataclasses.replace(options(data, per_feature=True), out=tmp_path / "run"))
@@ -139,6 +143,7 @@ def test_widths_of_features_tell_what_matters(tmp_path: Path) -> None:
     assert outcome.measures["test"]["r2"] > one.measures["test"]["r2"] + 0.05
 
 
+@pytest.mark.usefixtures("unseen")
 def test_predictions_are_sums_over_the_training_rows(tmp_path: Path) -> None:
     data = write_numbers(tmp_path / "mine.csv")
     outcome = execute(RECIPE, dataclasses.replace(options(data, width=0.5), out=tmp_path / "run", epochs=1))

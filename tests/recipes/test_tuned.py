@@ -22,7 +22,7 @@ from quire.runs import load
 from quire.train.checkpoints import newest_checkpoint
 from tests.recipes.examples import target_for, write_csv, write_data
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unseen")]
 
 KINDS = {"mlp": "dense", "lenet": "convolution", "gru": "recurrent", "transformer": "attention"}
 """A recipe for each kind of layer that adapters can change."""

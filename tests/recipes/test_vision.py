@@ -76,6 +76,7 @@ def test_layers_join_one_after_the_other_and_early_ones_move_less(photos: Path, 
     assert all(p.requires_grad for p in task.parameters())
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_run_is_taken_over_with_its_network_and_its_scale(photos: Path, tmp_path: Path) -> None:
     recipe = RECIPES["resnet"]
     first = execute(

@@ -330,6 +330,7 @@ def test_least_squares_is_reached_by_descent() -> None:
     torch.testing.assert_close(found, best, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_regressor_is_estimated_from_residuals() -> None:
     task, data = regressor(), numbers(2000)
     fit(task, data, numbers(500, 7), steps=2000, optim=Optim("sgd", lr=0.1), train=FULL)

@@ -28,8 +28,10 @@ def together(module: str, path: Path, count: int, *arguments: Any) -> None:
     started = []
     for number in range(count):
         call = f"main(Path({str(path)!r}), {number}, *{arguments!r})"
-        # Not Python's own end, which threads of PyTorch's that are still there may turn into an abort.
-        code = f"import os; from pathlib import Path; from {module} import main; {call}; os._exit(0)"
+        # What is imported stays, and need not be looked at whenever garbage is collected. At the end not
+        # Python's own, which threads of PyTorch's that are still there may turn into an abort.
+        imports = f"import gc, os; from pathlib import Path; from {module} import main"
+        code = f"{imports}; gc.freeze(); {call}; os._exit(0)"
         started.append(subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True))
     try:
         problems = [process.communicate(timeout=PATIENCE)[1] for process in started]

@@ -77,7 +77,8 @@ def largest_batch(
     turn = 0
     while high - low > 1 and low:
         turn += 1
-        middle = _guess(peaks, memory) if turn % 3 else (low + high) // 2
+        ends = {batch: peaks[batch] for batch in (low, high)}
+        middle = _guess(ends, memory) if turn % 3 else (low + high) // 2
         middle = min(max(middle, low + 1), high - 1)
         low, high = (middle, high) if peak(middle) <= memory else (low, middle)
     return Fit(low, memory, peaks.get(low, 0), high, peaks[high])

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from sysconfig import get_config_var
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ FUNCTIONS = {
     # host.cpp
     "quire_width": (NUMBER,),
     "quire_limit_width": (None, NUMBER),
+    # mixture.cpp
+    "quire_mixture_size": (NUMBER,),
+    "quire_components": (NUMBER, NUMBER),
+    "quire_mixture": (NUMBER, PLACE),
     # nearest.cpp
     "quire_sweep_size": (NUMBER,),
     "quire_padded": (NUMBER, NUMBER),
@@ -43,19 +47,16 @@ FUNCTIONS = {
 @cache
 def library() -> ctypes.CDLL | None:
     """The functions, or None where they were not made."""
-    folder = Path(__file__).parent
-    for path in (folder / f"_host{suffix}" for suffix in EXTENSION_SUFFIXES):
-        if path.exists():
-            try:
-                found = ctypes.CDLL(str(path))
-                if found.quire_host_version() != VERSION:
-                    return None
-                for name, (result, *arguments) in FUNCTIONS.items():
-                    getattr(found, name).restype, getattr(found, name).argtypes = result, arguments
-                return found
-            except (OSError, AttributeError):  # of another machine, or of something else
-                return None
-    return None
+    path = Path(__file__).with_name(f"_host{get_config_var('EXT_SUFFIX')}")
+    try:
+        found = ctypes.CDLL(str(path))
+        if found.quire_host_version() != VERSION:
+            return None
+        for name, (result, *arguments) in FUNCTIONS.items():
+            getattr(found, name).restype, getattr(found, name).argtypes = result, arguments
+    except (OSError, AttributeError):  # missing, of another machine, or of something else
+        return None
+    return found
 
 
 def takes(*tensors: Tensor) -> bool:

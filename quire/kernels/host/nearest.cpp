@@ -2,8 +2,8 @@
  * and why labels are those of float64.
  *
  * N rows, D features, K centres; K' is K rounded up to whole groups. Rows are turned on their side, ROWS at a
- * time, so that a vector holds one feature of all of them, and are multiplied with a GROUP of centres, each
- * broadcast. A score of ROWS rows takes D multiply-adds of a vector and six operations, whatever K and D are,
+ * time, as many as a register holds, so that it holds one feature of all of them, and are multiplied with a
+ * GROUP of centres, each broadcast. A score of ROWS rows takes D multiply-adds of a vector and six operations, whatever K and D are,
  * and never leaves the registers. */
 
 #include <math.h>
@@ -13,15 +13,11 @@
 
 #include "host.h"
 
-#define ROWS 16
 #define GROUP 8
 #define FAR 3e38f
 #define SMALLEST 1e-30f
 /* Of the unit of sums, the unit of what they leave out. */
 #define FINER 0x1p-30
-
-typedef float lanes __attribute__((vector_size(4 * ROWS)));
-typedef int32_t places __attribute__((vector_size(4 * ROWS)));
 
 typedef struct {
     int64_t count, features, clusters;
@@ -170,34 +166,15 @@ INLINE void move(const Sweep *s, double *moves, double *gains, int64_t row, int6
     }
 }
 
-INLINE void shuffle(const lanes *from, lanes *to)
-{
-    for (int r = 0; r < ROWS / 2; r++) {
-        lanes a = from[r], b = from[r + ROWS / 2];
-        to[2 * r] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        to[2 * r + 1] =
-            __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    }
-}
-
-/* ROWS vectors become the columns of what they were the rows of. */
-INLINE void transpose(lanes *block)
-{
-    lanes other[ROWS];
-    for (int twice = 0; twice < 2; twice++) { /* four perfect shuffles */
-        shuffle(block, other);
-        shuffle(other, block);
-    }
-}
-
 /* Rows `picked` on their side, less the origin, (D, ROWS), and their squared norms; what is taken off float64
  * is kept too, if there is memory for it. */
-template <typename Number>
-INLINE lanes turn(const Sweep *s, const Number *from, int64_t stride, const Number *origin, float *kept,
-                  const int64_t *picked, float *near)
+template <int ROWS, typename Number>
+INLINE Floats<ROWS> turn(const Sweep *s, const Number *from, int64_t stride, const Number *origin, float *kept,
+                         const int64_t *picked, float *near)
 {
     typedef Number vector __attribute__((vector_size(sizeof(Number) * ROWS), aligned(sizeof(Number))));
     typedef float narrow __attribute__((vector_size(4 * ROWS), aligned(4)));
+    typedef Floats<ROWS> lanes;
     int64_t features = s->features, j = 0;
     const Number *rows[ROWS];
     lanes squares = {};
@@ -210,7 +187,7 @@ INLINE lanes turn(const Sweep *s, const Number *from, int64_t stride, const Numb
             block[r] = __builtin_convertvector(*(const vector *)(rows[r] + j) - shift, lanes);
         for (int r = 0; r < ROWS && kept; r++)
             *(narrow *)(kept + picked[r] * features + j) = block[r];
-        transpose(block);
+        transpose<ROWS>(block);
         for (int i = 0; i < ROWS; i++) {
             squares += block[i] * block[i];
             *(lanes *)(near + (j + i) * ROWS) = block[i];
@@ -229,26 +206,27 @@ INLINE lanes turn(const Sweep *s, const Number *from, int64_t stride, const Numb
 }
 
 /* The smallest score of each row, the next, and whose the smallest is. */
-template <int AT_ONCE>
-INLINE void search(const Sweep *s, const float *near, lanes *best, lanes *second, places *label)
+template <int ROWS>
+INLINE void search(const Sweep *s, const float *near, Floats<ROWS> *best, Floats<ROWS> *second, Ints<ROWS> *label)
 {
+    typedef Floats<ROWS> lanes;
     int64_t features = s->features, padded = quire_padded(s->clusters);
+    const float *code = s->codes;
     lanes first = lanes{} + INFINITY, next = first;
-    places which = {};
-    for (int64_t group = 0; group < padded; group += AT_ONCE) {
-        const float *code = s->codes + group / GROUP * GROUP * features + group % GROUP;
-        lanes score[AT_ONCE];
-        for (int k = 0; k < AT_ONCE; k++)
+    Ints<ROWS> which = {};
+    for (int64_t group = 0; group < padded; group += GROUP) {
+        lanes score[GROUP];
+        for (int k = 0; k < GROUP; k++)
             score[k] = lanes{} + s->biases[group + k];
         for (int64_t j = 0; j < features; j++, code += GROUP) {
             lanes x = *(const lanes *)(near + j * ROWS);
-            for (int k = 0; k < AT_ONCE; k++)
+            for (int k = 0; k < GROUP; k++)
                 score[k] += x * code[k];
         }
-        for (int k = 0; k < AT_ONCE; k++) {
+        for (int k = 0; k < GROUP; k++) {
             lanes other = first > score[k] ? first : score[k];
             next = other < next ? other : next;
-            which = score[k] < first ? places{} + (int32_t)(group + k) : which;
+            which = score[k] < first ? Ints<ROWS>{} + (int32_t)(group + k) : which;
             first = score[k] < first ? score[k] : first;
         }
     }
@@ -256,23 +234,24 @@ INLINE void search(const Sweep *s, const float *near, lanes *best, lanes *second
 }
 
 /* Rows `picked` (at most ROWS) get new labels, and limits if these are kept; how many float64 had to decide. */
-template <int AT_ONCE>
+template <int ROWS>
 INLINE int64_t settle(const Sweep *s, const int64_t *picked, int64_t count, int64_t thread, float *near)
 {
+    typedef Floats<ROWS> lanes;
     lanes best, second;
-    places label;
+    Ints<ROWS> label;
     float slope = (float)s->slope, offset = (float)s->offset;
     float rounding = 1 + 0x1p-22f * (float)(s->features + 8);
     double *moves = s->moves ? s->moves + thread * s->levels * s->clusters * s->features : NULL;
     double *gains = s->gains + thread * s->clusters;
     lanes squares;
     if (!s->wide)
-        squares = turn(s, (const float *)s->rows, s->stride, s->origin, NULL, picked, near);
+        squares = turn<ROWS>(s, (const float *)s->rows, s->stride, s->origin, NULL, picked, near);
     else if (s->kept && s->entered)
-        squares = turn(s, s->kept, s->features, s->origin, NULL, picked, near);
+        squares = turn<ROWS>(s, s->kept, s->features, s->origin, NULL, picked, near);
     else
-        squares = turn(s, (const double *)s->rows, s->stride, s->shift, s->kept, picked, near);
-    search<AT_ONCE>(s, near, &best, &second, &label);
+        squares = turn<ROWS>(s, (const double *)s->rows, s->stride, s->shift, s->kept, picked, near);
+    search<ROWS>(s, near, &best, &second, &label);
     int64_t doubts = 0, from[ROWS], to[ROWS];
     float room[ROWS], lead[ROWS], doubt[ROWS], limits[ROWS], square[ROWS], reach[ROWS];
     lanes larger = squares * rounding, ahead = second - best, both = best + second;
@@ -308,7 +287,7 @@ INLINE int64_t settle(const Sweep *s, const int64_t *picked, int64_t count, int6
     return doubts;
 }
 
-template <int AT_ONCE>
+template <int ROWS>
 INLINE void sweep(Sweep *s, int64_t thread, float *near)
 {
     int64_t share = (s->count + s->threads - 1) / s->threads, found = 0, searched = 0, decided = 0;
@@ -333,7 +312,7 @@ INLINE void sweep(Sweep *s, int64_t thread, float *near)
             found += doubtful[r];
         }
         if (found >= ROWS) {
-            decided += settle<AT_ONCE>(s, picked, ROWS, thread, near);
+            decided += settle<ROWS>(s, picked, ROWS, thread, near);
             found -= ROWS, searched += ROWS;
             for (int r = 0; r < ROWS; r++)
                 picked[r] = picked[r + ROWS];
@@ -342,17 +321,17 @@ INLINE void sweep(Sweep *s, int64_t thread, float *near)
     for (int64_t r = found; r < ROWS; r++)
         picked[r] = picked[0];
     if (found)
-        decided += settle<AT_ONCE>(s, picked, found, thread, near);
+        decided += settle<ROWS>(s, picked, found, thread, near);
     __atomic_fetch_add(&s->searched, searched + found, __ATOMIC_RELAXED);
     __atomic_fetch_add(&s->decided, decided, __ATOMIC_RELAXED);
 }
 
-VARIANTS(sweep, (Sweep *s, int64_t thread, float *near), (s, thread, near), GROUP, GROUP / 2, GROUP / 4)
+VARIANTS(sweep, (Sweep *s, int64_t thread, float *near), (s, thread, near), 16, 8, 4)
 
 /* A thread's share of the rows; 1 where there is no memory to search them, otherwise 0. */
 EXPORT int64_t quire_sweep(Sweep *s, int64_t thread)
 {
-    float *near = (float *)aligned_alloc(64, sizeof(float) * ROWS * (size_t)s->features);
+    float *near = (float *)aligned_alloc(64, sizeof(float) * 16 * (size_t)s->features);
     if (!near)
         return 1;
     CHOOSE(sweep)(s, thread, near);
