@@ -2,6 +2,9 @@
 fused kernels compute them, called directly because `torch.optim`'s own bookkeeping costs a small
 model more than the arithmetic does.
 
+Small groups on a CPU move by a loop of ours, all of them in one call that checks the gradient first
+(`Move`): each of the fused kernels takes longer to be called than that takes in all.
+
 `skip` is a float tensor of 1.0 (leave the parameters as they are) or 0.0, so that on a GPU a step can
 be withheld without asking the host.
 """
@@ -16,8 +19,13 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
+from quire.functional import moves
+from quire.functional.moves import Move, Part, make_move
 from quire.options import Optim
 from quire.train.groups import Group
+
+SMALL = 2**18
+"""Parameters up to which one thread moves them; several take PyTorch's kernels."""
 
 
 class Optimiser(ABC):
@@ -41,6 +49,23 @@ class Optimiser(ABC):
     @abstractmethod
     def counts(self) -> list[Tensor]:
         """Steps taken, one scalar per group."""
+
+    def at_once(self) -> Move | None:
+        """A step of all groups in one call, where they are small and lie in a CPU's memory."""
+        o, buffers = self.options, list(self.buffers().values())
+        if sum(group.flat.numel() for group in self.groups) > SMALL or any(g.split for g in self.groups):
+            return None
+        parts = [
+            Part(
+                group.flat, group.grad, [buffer[i] for buffer in buffers], self.counts()[i],
+                o.weight_decay if group.decays else 0.0, group.step_factor,
+            )
+            for i, group in enumerate(self.groups)
+        ]  # fmt: skip
+        decoupled = o.decay == "decoupled"
+        if o.name == "adam":
+            return make_move(parts, moves.ADAM, decoupled=decoupled, beta1=o.beta1, beta2=o.beta2, eps=o.eps)
+        return make_move(parts, moves.SGD, decoupled=decoupled, beta1=o.momentum)
 
     def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}

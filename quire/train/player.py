@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire.functional.moves import Move
 from quire.options import Optim
 from quire.train.groups import make_groups, make_whole
 from quire.train.optimisers import make_optimiser
@@ -33,6 +34,8 @@ class Player:
         self._group = partial(make_groups, undecayed=biases, step_factors=factors, joins=joins)
         self.groups = self._group(parameters, make=make_whole if shards is None else shards.make_pieces)
         self.optimiser = make_optimiser(self.groups, options)
+        self.move: Move | None = None
+        """`Optimiser.at_once`, where nothing comes between the gradient and the step."""
 
     def regroup(self, task: Task) -> None:
         """Once nothing is split any more: groups of whole parameters, which the optimiser does not know."""

@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from quire.train.gradients import Sums, Weights
+from quire.train.gradients import Weights
 from quire.train.pages import Row
 
 Numbers = dict[str, float]
@@ -28,12 +28,12 @@ class Running:
         self._rows: list[_Rows] = []
         self._weights: list[tuple[str, Tensor]] = []
 
-    def add(self, sums: Sums | Row, weights: Weights) -> None:
+    def add(self, sums: Numbers | Row, weights: Weights) -> None:
         if isinstance(sums, Row):
             if not (self._rows and self._rows[-1].takes(sums)):
                 self._rows.append(_Rows(sums))
         else:
-            _add(self.sums, ((name, value.item()) for name, value in sums.items()))
+            _add(self.sums, sums.items())
         for name, weight in weights.items():
             if isinstance(weight, Tensor) and weight.is_cuda:
                 self._weights.append((name, weight))

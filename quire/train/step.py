@@ -28,11 +28,15 @@ from quire.train.parts import Parts
 from quire.train.peers import Peers
 from quire.train.player import Player
 from quire.train.replay import Answer
+from quire.train.running import Numbers
 from quire.train.sums import add_up
 from quire.train.task import Task
 
 if TYPE_CHECKING:
     pass
+
+
+INFINITY = math.inf
 
 
 @dataclass(slots=True)
@@ -90,6 +94,9 @@ class Stepper:
         self.input_noise, self.weight_noise = train.noise.inputs, train.noise.weights
         self.clips = optim.clip_norm is not None or optim.clip_value is not None
         self.on_host = device.type == "cpu"
+        if self.on_host and not (self.clips or self.joining):
+            for player in self.players:
+                player.move = player.optimiser.at_once()
         self.skip = None if self.on_host else torch.zeros((), device=device)
         self.one = None if self.on_host else torch.ones((), device=device)
         self.suspects: list[tuple[int, tuple[str, ...], Batch, Row]] = []
@@ -124,7 +131,7 @@ class Stepper:
             for before in self.before.values():
                 before.forget()
 
-    def step(self, batch: Batch, number: int) -> tuple[Sums | Row, Weights]:
+    def step(self, batch: Batch, number: int) -> tuple[Numbers | Row, Weights]:
         """Step `number` (counted from 0) on `batch`; returns what was differentiated."""
         task, train = self.task, self.train
         if self.joining:
@@ -161,18 +168,26 @@ class Stepper:
         player.end(explicit)
         return sums
 
-    def _step_on_host(self, step: Step) -> Sums:
+    def _step_on_host(self, step: Step) -> Numbers:
         """Each player's numbers are looked at before it moves."""
-        shown: Sums = {}
+        shown: Numbers = {}
+        rate = float(step.rate)
         for player in step.movers:
             sums = self._gradient(step, player)
+            loss = 0.0  # any that is not finite spoils the sum
+            for name, value in sums.items():
+                shown[name] = number = value.item()
+                loss += number
+            if player.move is not None:
+                self.norm = length = player.move(rate, loss)
+                if length < INFINITY:
+                    continue
             norm = player.norm() if self.clips or player.shards else None
             self.norm = length = quick_norm(player) if norm is None else norm.item()
-            if not (math.isfinite(length) and all([math.isfinite(s.item()) for s in sums.values()])):
+            if not math.isfinite(length + loss):
                 self.before[player.name].restore()
                 raise self._explain(step.batch, step.number, player)
-            self._move(player, norm, step.rate)
-            shown = {**shown, **sums} if shown else sums
+            self._move(player, norm, rate)
         return shown
 
     def _step_on_device(self, step: Step) -> Row:

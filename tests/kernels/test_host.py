@@ -11,7 +11,7 @@ from sysconfig import get_config_var
 import pytest
 import torch
 
-from quire.functional import mixture_chunks, tally
+from quire.functional import mixture_chunks, moves, tally
 from quire.functional.nearest import cluster_sums
 from quire.kernels import host
 from tests.kernels.widths import limited
@@ -28,6 +28,7 @@ def test_structures_are_those_of_the_loops() -> None:
         library = host.library()
         assert library is not None
         assert library.quire_sweep_size() == ctypes.sizeof(tally._Sweep)
+        assert library.quire_move_size() == ctypes.sizeof(moves._Move) + ctypes.sizeof(moves._Part)
         assert library.quire_mixture_size() == ctypes.sizeof(mixture_chunks._Mixture)
     folder = Path(host.__file__).parent
     exported = "".join(path.read_text() for path in folder.glob("*.cpp"))

@@ -23,7 +23,7 @@ from torch import Tensor
 VERSION = 1
 """Of the functions' arguments; a library of another version is one that was not made again."""
 
-PLACE, NUMBER = ctypes.c_void_p, ctypes.c_int64
+PLACE, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 FUNCTIONS = {
     # host.cpp
     "quire_width": (NUMBER,),
@@ -32,6 +32,9 @@ FUNCTIONS = {
     "quire_mixture_size": (NUMBER,),
     "quire_components": (NUMBER, NUMBER),
     "quire_mixture": (NUMBER, PLACE),
+    # move.cpp
+    "quire_move_size": (NUMBER,),
+    "quire_move": (REAL, PLACE, REAL, REAL),
     # nearest.cpp
     "quire_sweep_size": (NUMBER,),
     "quire_padded": (NUMBER, NUMBER),

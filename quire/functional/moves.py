@@ -1,0 +1,79 @@
+"""A step of an optimiser over small groups of parameters in one call, by the loop of
+`quire/kernels/host/move.cpp`, which takes it only if it is finite.
+
+PyTorch's fused kernels compute the same in a call for each group, and each call takes longer than the loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.kernels import host
+
+ADAM, SGD = 0, 1
+Move = Callable[[float, float], float]
+"""Of step size and loss: ‖g‖, if that and the loss are finite, and all parts have moved. Otherwise what is
+given is not finite, and nothing has; that is also so where squares overflow."""
+
+
+class Part(NamedTuple):
+    """Some parameters that share what follows."""
+
+    values: Tensor
+    """(n,), and so are the others but the last"""
+    gradient: Tensor
+    buffers: Sequence[Tensor]
+    """Adam's m and v, the velocity of SGD, or none"""
+    taken: Tensor
+    """Steps taken, a scalar"""
+    decay: float
+    factor: float
+    """Of the step size"""
+
+
+class _Part(ctypes.Structure):
+    """`Part` of move.cpp, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("values", "gradient", "first", "second", "taken")),
+        ("count", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("decay", "factor")),
+    ]
+
+
+class _Move(ctypes.Structure):
+    """`Move`, likewise."""
+
+    _fields_ = [
+        ("parts", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("count", "kind", "decoupled")),
+        *((name, ctypes.c_double) for name in ("beta1", "beta2", "eps")),
+    ]
+
+
+def make_move(
+    parts: Sequence[Part], kind: int, *, decoupled: bool, beta1: float, beta2: float = 0.0, eps: float = 0.0
+) -> Move | None:
+    """None where there is no loop, or none for these parts. The momentum of SGD is `beta1`."""
+    tensors = [tensor for part in parts for tensor in (part.values, part.gradient, *part.buffers, part.taken)]
+    known = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
+    if not (known and host.takes(*tensors)):
+        return None
+    rows = (_Part * len(parts))()
+    for row, part in zip(rows, parts, strict=True):
+        row.values, row.gradient = part.values.data_ptr(), part.gradient.data_ptr()
+        row.taken, row.count = part.taken.data_ptr(), part.values.numel()
+        row.decay, row.factor = part.decay, part.factor
+        for name, buffer in zip(("first", "second"), part.buffers, strict=False):
+            setattr(row, name, buffer.data_ptr())
+    move = _Move(ctypes.addressof(rows), len(parts), kind, decoupled, beta1, beta2, eps)
+    library: Any = host.library()
+    found = partial(library.quire_move, ctypes.addressof(move))
+    found.kept = move, rows, parts  # type: ignore[attr-defined]
+    return found
