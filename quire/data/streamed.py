@@ -125,7 +125,7 @@ class ParquetRows:
         return self.ends[-1] if self.ends else 0
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        parts = []
+        parts = [np.empty((0, len(self.columns)))] if start >= stop else []
         while start < stop:
             group = bisect.bisect_right(self.ends, start)
             first = self.ends[group - 1] if group else 0

@@ -46,6 +46,8 @@ from quire.kernels import host
 THREAD_TIME = 1.5e5
 # Numbers of float32 that are kept beside rows of float64, which take twice as long to read: 1 GiB.
 KEPT_NUMBERS = 2**28
+# Numbers of float64 for what threads add to sums, each apart: 256 MiB.
+MOVED_NUMBERS = 2**25
 
 
 class _Sweep(ctypes.Structure):
@@ -88,16 +90,16 @@ class Tally:
     ) -> None:
         count, features = rows.shape
         self.rows, self.collect = rows, collect
-        self.most = torch.get_num_threads()
         wide, keeps = rows.dtype == torch.float64, radius is not None
-        offset = shift.double().numpy()
+        offset = shift.detach().double().contiguous().numpy()
         scale = 0.0
         if radius is not None:
             exponent = 51 - max(count, 1).bit_length() - math.frexp(max(radius, 1e-300))[1]
             scale = 2.0 ** max(min(exponent, 1000), -1000)
             with np.errstate(all="ignore"):  # rows that are not finite have a shift that is not
                 offset = np.rint(offset * scale) / scale
-        levels = 2 if wide and keeps else 1
+        levels, kept = 2 if wide and keeps else 1, wide and keeps and rows.numel() <= KEPT_NUMBERS
+        self.most = max(1, min(torch.get_num_threads(), MOVED_NUMBERS // (levels * clusters * features)))
         library: Any = host.library()
         self._library, padded = library, library.quire_padded(clusters)
         self.labels = torch.empty(count, dtype=torch.int64)
@@ -108,9 +110,7 @@ class Tally:
             "weights": weights,
             "shift": offset,
             "origin": np.zeros(features, np.float32) if wide else offset.astype(np.float32),
-            "kept": np.empty(rows.shape, np.float32)
-            if wide and keeps and rows.numel() <= KEPT_NUMBERS
-            else None,
+            "kept": np.empty(rows.shape, np.float32) if kept else None,
             "before": np.zeros((clusters, features)),
             "drift": np.zeros(clusters),
             "codes": np.zeros((padded, features), np.float32),

@@ -47,6 +47,15 @@ def test_any_rows_can_be_read(tmp_path: Path, which: int) -> None:
         assert np.array_equal(rows.read(start, stop), values[start:stop])
 
 
+def test_a_file_without_rows_has_none_to_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "none.npy", np.empty((0, 2)))
+    pq.write_table(pa.table({"a": pa.array([], pa.float64())}), tmp_path / "none.parquet")
+    for name, width in (("none.npy", 2), ("none.parquet", 1)):
+        rows = open_rows(tmp_path / name)
+        assert len(rows) == 0
+        assert rows.read(0, 0).shape == (0, width)
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_parts_together_are_the_file_scaled_by_the_training_rows(tmp_path: Path, which: int) -> None:
     values = numbers()

@@ -169,6 +169,13 @@ def test_chunks_and_threads_change_nothing(
     torch.testing.assert_close(parts.sums, whole.sums, rtol=1e-13, atol=1e-13)
 
 
+def test_centres_that_are_being_learned(backend: Backend) -> None:
+    x, centres = normal(50, 3), normal(4, 3, seed=1).requires_grad_()
+    wanted = by_differences(x, centres.detach())
+    assert torch.equal(nearest_centres(x.requires_grad_(), centres, backend=backend), wanted)
+    assert torch.equal(nearest_centres(x, centres, shift=centres[0], backend=backend), wanted)
+
+
 def test_a_thread_that_fails_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tally, "_share", lambda self, thread: int(thread == 2))  # as where memory is short
     monkeypatch.setattr(on_host, "THREAD_TIME", 1000.0)
