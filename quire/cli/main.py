@@ -6,8 +6,11 @@ Exit codes: 0, 1 for a failure, 2 for the user's mistake, 130 for Ctrl-C, 143 fo
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from quire import __version__
@@ -180,6 +183,11 @@ def main(arguments: Words | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show ≥ or η shows a question mark instead of a failure.
         getattr(stream, "reconfigure", lambda **_: None)(errors="replace")
+    with _listening() as interrupted:
+        return _answer(words, interrupted)
+
+
+def _answer(words: list[str], interrupted: Sequence[int]) -> int:
     try:
         code = dispatch(words)
         sys.stdout.flush()
@@ -202,6 +210,9 @@ def main(arguments: Words | None = None) -> int:
         if "--debug" in words:
             _traceback()
             return 1
+        if interrupted:  # whoever caught that could not make anything of it
+            say("interrupted", head="")
+            return 130
         if isinstance(error, OSError) and error.strerror:
             place = f"{error.filename}: " if error.filename else ""
             say(f"{place}{error.strerror}\n  fix: check the path, its permissions and the space on the disk")
@@ -209,6 +220,27 @@ def main(arguments: Words | None = None) -> int:
         text = " ".join(str(error).split()) or "no message"
         say(f"{type(error).__name__}: {text[:300]}\n  fix: run again with --debug to see where")
         return 1
+
+
+@contextmanager
+def _listening() -> Iterator[list[int]]:
+    """Filled by a Ctrl-C. Python's own handler leaves no trace where its exception is lost, as it may be in a
+    library that is being imported and then fails in a way of its own."""
+    heard: list[int] = []
+
+    def hear(number: int, _: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    alone = threading.current_thread() is threading.main_thread()
+    if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield heard
+        return
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def say(message: str, head: str = "error: ") -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +81,21 @@ def test_exit_codes_and_one_message(
     assert (answer.code, answer.out) == (code, "")
     assert answer.error.startswith(message)
     assert "Traceback" not in answer.error
+
+
+def test_an_interrupt_that_a_library_turns_into_something_else_is_one(
+    quire: Quire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(_: object) -> int:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        one, other = 1, 2, 3  # type: ignore[misc]
+        return one + other
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setitem(command.COMMANDS, "list", command.Command("", lost))
+    assert quire("list")[:2] == (130, "")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("odd"), DataError("ragged row")])
