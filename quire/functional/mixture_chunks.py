@@ -109,8 +109,8 @@ def sweep_on_host(
     """What `sweep_chunks` gives, by a loop of the CPU; shift, scale and Θ are float64."""
     library: Any = host.library()
     (count, features), (components, terms) = x.shape, theta.shape
-    x = x if x.stride(1) == 1 else x.contiguous()
-    padded = theta.new_zeros(terms, library.quire_components(components))
+    x = host.as_rows(x)
+    padded = theta.new_zeros(terms, library.quire_padded(components))
     padded[:, :components] = theta.T
     likelihood, sums = theta.new_zeros(starts), torch.zeros_like(padded)
     total = theta.new_zeros(features, features)

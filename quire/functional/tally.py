@@ -104,7 +104,7 @@ class Tally:
         self._library, padded = library, library.quire_padded(clusters)
         self.labels = torch.empty(count, dtype=torch.int64)
         self.counts, self.sums = np.zeros(clusters), np.zeros((clusters, features))
-        own = rows if rows.stride(1) == 1 else rows.contiguous()
+        own = host.as_rows(rows)
         self._kept: dict[str, Tensor | np.ndarray | None] = {
             "rows": own,
             "weights": weights,
@@ -153,7 +153,7 @@ class Tally:
 
 def power_sums(rows: Tensor, weights: Tensor | None, shift: Tensor) -> tuple[Tensor, Tensor]:
     """Σ x, Σ x², Σ w‖x‖² and Σ w of rows (N, D) less the shift, (2D + 2,), and the largest ‖x‖²."""
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    rows = host.as_rows(rows)
     weights = None if weights is None else weights.double().contiguous()
     found, (count, features) = shift.new_zeros(2 * len(shift) + 3), rows.shape
     library: Any = host.library()

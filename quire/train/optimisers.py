@@ -52,20 +52,21 @@ class Optimiser(ABC):
 
     def at_once(self) -> Move | None:
         """A step of all groups in one call, where they are small and lie in a CPU's memory."""
-        o, buffers = self.options, list(self.buffers().values())
+        decay, buffers = self.options.weight_decay, list(self.buffers().values())
         if sum(group.flat.numel() for group in self.groups) > SMALL or any(g.split for g in self.groups):
             return None
         parts = [
             Part(
                 group.flat, group.grad, [buffer[i] for buffer in buffers], self.counts()[i],
-                o.weight_decay if group.decays else 0.0, group.step_factor,
+                decay if group.decays else 0.0, group.step_factor,
             )
             for i, group in enumerate(self.groups)
         ]  # fmt: skip
-        decoupled = o.decay == "decoupled"
-        if o.name == "adam":
-            return make_move(parts, moves.ADAM, decoupled=decoupled, beta1=o.beta1, beta2=o.beta2, eps=o.eps)
-        return make_move(parts, moves.SGD, decoupled=decoupled, beta1=o.momentum)
+        return self._make_move(parts, self.options.decay == "decoupled")
+
+    @abstractmethod
+    def _make_move(self, parts: list[Part], decoupled: bool) -> Move | None:
+        """By the loop of this optimiser."""
 
     def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -125,6 +126,10 @@ class Adam(Optimiser):
             self.done = i + 1
         self.done = 0
 
+    def _make_move(self, parts: list[Part], decoupled: bool) -> Move | None:
+        o = self.options
+        return make_move(parts, moves.ADAM, decoupled=decoupled, beta1=o.beta1, beta2=o.beta2, eps=o.eps)
+
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"first": self.first, "second": self.second}
 
@@ -164,6 +169,9 @@ class SGD(Optimiser):
             self.taken[i] += 1
             self.done = i + 1
         self.done = self.shrunk = 0
+
+    def _make_move(self, parts: list[Part], decoupled: bool) -> Move | None:
+        return make_move(parts, moves.SGD, decoupled=decoupled, beta1=self.options.momentum)
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"velocity": self.velocity} if self.options.momentum else {}

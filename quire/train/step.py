@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,10 +30,6 @@ from quire.train.replay import Answer
 from quire.train.running import Numbers
 from quire.train.sums import add_up
 from quire.train.task import Task
-
-if TYPE_CHECKING:
-    pass
-
 
 INFINITY = math.inf
 

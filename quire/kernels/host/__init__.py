@@ -28,16 +28,15 @@ FUNCTIONS = {
     # host.cpp
     "quire_width": (NUMBER,),
     "quire_limit_width": (None, NUMBER),
+    "quire_padded": (NUMBER, NUMBER),
     # mixture.cpp
     "quire_mixture_size": (NUMBER,),
-    "quire_components": (NUMBER, NUMBER),
     "quire_mixture": (NUMBER, PLACE),
     # move.cpp
     "quire_move_size": (NUMBER,),
     "quire_move": (REAL, PLACE, REAL, REAL),
     # nearest.cpp
     "quire_sweep_size": (NUMBER,),
-    "quire_padded": (NUMBER, NUMBER),
     "quire_aim": (None, PLACE),
     "quire_sweep": (NUMBER, PLACE, NUMBER),
     "quire_total": (None, PLACE),
@@ -66,3 +65,8 @@ def takes(*tensors: Tensor) -> bool:
     """Whether there is a library and these are numbers in memory that it knows."""
     known = (torch.float32, torch.float64)
     return library() is not None and all(t.device.type == "cpu" and t.dtype in known for t in tensors)
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """(N, D) with the numbers of a row side by side, which is all that loops ask of memory."""
+    return x if x.stride(1) == 1 else x.contiguous()

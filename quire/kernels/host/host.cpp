@@ -4,6 +4,8 @@
 
 EXPORT int64_t quire_host_version(void) { return 1; }
 
+EXPORT int64_t quire_padded(int64_t count) { return padded_to_groups(count); }
+
 static int64_t most = 2;
 
 /* Use no wider registers than these, so that tests see all variants. */

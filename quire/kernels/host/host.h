@@ -60,6 +60,10 @@ INLINE void transpose(Vector *block)
     }
 }
 
+/* Centres or components that are computed together, and so many rounded up to whole groups. */
+#define GROUP 8
+INLINE int64_t padded_to_groups(int64_t count) { return (count + GROUP - 1) / GROUP * GROUP; }
+
 /* 2 for registers of 512 bits, 1 for 256, 0 for what every processor has. */
 EXPORT int64_t quire_width(void);
 

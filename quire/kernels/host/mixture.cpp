@@ -13,7 +13,6 @@
 
 #include "host.h"
 
-#define GROUP 8
 #define BLOCK 16
 /* Bytes of phi that rows taken together may have, and how many rows these are at most. */
 #define CACHE (320 << 10)
@@ -34,8 +33,6 @@ typedef struct {
 } Mixture;
 
 EXPORT int64_t quire_mixture_size(void) { return sizeof(Mixture); }
-
-EXPORT int64_t quire_components(int64_t components) { return (components + GROUP - 1) / GROUP * GROUP; }
 
 /* e^x for x from -600 to 0, to the last place but one: 2^n times a polynomial of what is left, |r| < ln 2 / 2. */
 template <int LANES>
@@ -112,7 +109,7 @@ INLINE void densities(const Mixture *m, const double *phi, double *logs)
 {
     typedef Doubles<LANES> lanes;
     constexpr int SOME = LANES == 8 ? 8 : 4;
-    int64_t padded = quire_components(m->starts * m->components);
+    int64_t padded = padded_to_groups(m->starts * m->components);
     for (int64_t first = 0; first < padded; first += SOME)
         for (int v = 0; v < BLOCK; v += 2 * LANES) {
             lanes one[SOME] = {}, two[SOME] = {};
@@ -136,7 +133,7 @@ template <int LANES>
 INLINE void shares_of(const Mixture *m, double *logs, int64_t count, double *shares)
 {
     typedef Doubles<LANES> lanes;
-    int64_t components = m->components, padded = quire_components(m->starts * components);
+    int64_t components = m->components, padded = padded_to_groups(m->starts * components);
     for (int64_t start = 0; start < m->starts; start++)
         for (int v = 0; v < BLOCK; v += LANES) {
             double *own = logs + start * components * BLOCK + v;
@@ -167,7 +164,7 @@ INLINE void gather(const Mixture *m, const double *phi, const double *shares, in
 {
     typedef Doubles<LANES> lanes;
     constexpr int SOME = 6 * 2 / REGISTERS;
-    int64_t terms = m->terms, padded = quire_components(m->starts * m->components);
+    int64_t terms = m->terms, padded = padded_to_groups(m->starts * m->components);
     for (int64_t p = 0; p < terms; p += SOME) {
         int64_t back = p + SOME > terms ? p + SOME - terms : 0; /* what has been added before is not added again */
         int64_t from = p - back < 0 ? 0 : p - back;
@@ -191,7 +188,7 @@ template <int LANES>
 INLINE void mixture(const Mixture *m, double *memory, int64_t blocks)
 {
     typedef Doubles<LANES> lanes;
-    int64_t features = m->features, padded = quire_components(m->starts * m->components);
+    int64_t features = m->features, padded = padded_to_groups(m->starts * m->components);
     double *apart = memory, *columns = apart + features * BLOCK, *logs = columns + (features + 1) * BLOCK;
     double *shares = logs + padded * BLOCK, *phi = shares + blocks * BLOCK * padded;
     memset(shares, 0, sizeof(double) * (size_t)(blocks * BLOCK * padded));
@@ -226,7 +223,7 @@ VARIANTS(mixture, (const Mixture *m, double *memory, int64_t blocks), (m, memory
 /* 1 where there is no memory to compute in, otherwise 0. */
 EXPORT int64_t quire_mixture(const Mixture *m)
 {
-    int64_t padded = quire_components(m->starts * m->components), most = CACHE / (8 * BLOCK * m->terms);
+    int64_t padded = padded_to_groups(m->starts * m->components), most = CACHE / (8 * BLOCK * m->terms);
     int64_t blocks = most < 1 ? 1 : most < MOST_BLOCKS ? most : MOST_BLOCKS;
     int64_t numbers = BLOCK * (2 * m->features + 1 + padded + blocks * (padded + m->terms + 2 * GROUP));
     double *memory = (double *)aligned_alloc(64, sizeof(double) * (size_t)numbers);

@@ -13,7 +13,6 @@
 
 #include "host.h"
 
-#define GROUP 8
 #define FAR 3e38f
 #define SMALLEST 1e-30f
 /* Of the unit of sums, the unit of what they leave out. */
@@ -47,14 +46,12 @@ typedef struct {
 
 EXPORT int64_t quire_sweep_size(void) { return sizeof(Sweep); }
 
-EXPORT int64_t quire_padded(int64_t clusters) { return (clusters + GROUP - 1) / GROUP * GROUP; }
-
 /* Take aim at the centres, and say how far rows may rely on what they knew. */
 EXPORT void quire_aim(Sweep *s)
 {
     int64_t features = s->features, clusters = s->clusters, fastest = -1;
     double reach = 0, most = 0, next = 0;
-    for (int64_t k = 0; k < quire_padded(clusters); k++) {
+    for (int64_t k = 0; k < padded_to_groups(clusters); k++) {
         float *code = s->codes + k / GROUP * GROUP * features + k % GROUP;
         if (k >= clusters) {
             for (int64_t j = 0; j < features; j++)
@@ -210,7 +207,7 @@ template <int ROWS>
 INLINE void search(const Sweep *s, const float *near, Floats<ROWS> *best, Floats<ROWS> *second, Ints<ROWS> *label)
 {
     typedef Floats<ROWS> lanes;
-    int64_t features = s->features, padded = quire_padded(s->clusters);
+    int64_t features = s->features, padded = padded_to_groups(s->clusters);
     const float *code = s->codes;
     lanes first = lanes{} + INFINITY, next = first;
     Ints<ROWS> which = {};
