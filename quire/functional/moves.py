@@ -52,15 +52,17 @@ class _Move(ctypes.Structure):
 
     _fields_ = [
         ("parts", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("count", "kind", "decoupled")),
+        *((name, ctypes.c_int64) for name in ("count", "kind", "decoupled", "checked")),
         *((name, ctypes.c_double) for name in ("beta1", "beta2", "eps")),
     ]
 
 
 def make_move(
-    parts: Sequence[Part], kind: int, *, decoupled: bool, beta1: float, beta2: float = 0.0, eps: float = 0.0
-) -> Move | None:
-    """None where there is no loop, or none for these parts. The momentum of SGD is `beta1`."""
+    parts: Sequence[Part], kind: int, *, decoupled: bool, beta1: float, beta2: float = 0.0, eps: float = 0.0,
+    checked: bool = True,
+) -> Move | None:  # fmt: skip
+    """None where there is no loop, or none for these parts. The momentum of SGD is `beta1`. What is not
+    checked moves whatever the gradient is; that is for measuring the check."""
     tensors = [tensor for part in parts for tensor in (part.values, part.gradient, *part.buffers, part.taken)]
     known = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
     if not (known and host.takes(*tensors)):
@@ -72,7 +74,7 @@ def make_move(
         row.decay, row.factor = part.decay, part.factor
         for name, buffer in zip(("first", "second"), part.buffers, strict=False):
             setattr(row, name, buffer.data_ptr())
-    move = _Move(ctypes.addressof(rows), len(parts), kind, decoupled, beta1, beta2, eps)
+    move = _Move(ctypes.addressof(rows), len(parts), kind, decoupled, checked, beta1, beta2, eps)
     library: Any = host.library()
     found = partial(library.quire_move, ctypes.addressof(move))
     found.kept = move, rows, parts  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ from quire.train.resuming import contents, restore
 from quire.train.running import Running
 from quire.train.step import Stepper
 from quire.train.task import Task
-from quire.train.threads import threads_for
+from quire.train.threads import threads_for, threads_worth
 
 if TYPE_CHECKING:
     from quire.train.shard import Shards
@@ -111,7 +111,10 @@ class Descent:
         # Of several targets a measure is called "TARGET.MEASURE".
         rises = train.monitor.rpartition(".")[2] in task.higher_is_better
         self.stopping = EarlyStopping(train.patience, train.min_delta, higher_is_better=rises)
-        self.stepper = Stepper(task, optim, train, device, self.total, self.steps_per_epoch, self.peers)
+        self.stepper = Stepper(
+            task, optim, train, device, self.total, self.steps_per_epoch, self.peers,
+            threads_worth(self.operations()),
+        )  # fmt: skip
         self.staged = self.stepper.gradients.stage(self.data)
         self.running = Running()
         self.sample = self._training_sample() if train_measures else None

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from quire.errors import QuireError
+from quire.functional.copies import Copies
 
 WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
 """What errors say that are no `OutOfMemoryError`: the CPU's allocator, cuBLAS, cuDNN, the C++ library."""
@@ -93,45 +94,37 @@ class Before:
 
     Which of it changes at all is seen in the first pass, so that a model without such things pays nothing."""
 
-    def __init__(
-        self, task: nn.Module, device: torch.device, tables: tuple[torch.dtype, ...] = TABLES
-    ) -> None:
-        """Buffers of the types `tables` are never written to."""
-        self.task, self.device, self.tables = task, device, tables
+    def __init__(self, task: nn.Module, device: torch.device, *, all_buffers: bool = False) -> None:
+        """With `all_buffers` they all change, and random numbers do not: nothing has to be seen first."""
+        self.task, self.device, self.all_buffers = task, device, all_buffers
         self.forget()
 
     def forget(self) -> None:
         """Look at everything again: layers that were frozen may have joined in."""
-        self.known = False
-        self.places: list[tuple[dict[str, Tensor | None], str]] = []
+        self.known = self.all_buffers
+        self.places = self._find_places() if self.known else []
         self.tensors: list[Tensor] = []
-        self.saved: list[Tensor] = []
+        self.copies = Copies()
         self.draws: list[Source] = []
         self.drawn: list[Any] = []
 
     def remember(self) -> None:
-        if not self.known:
-            self._look()
-        elif self.places:
+        if not self.known:  # all buffers and all sources of random numbers
+            self.places = self._find_places()
+            self.draws = [*generators(self.device), _Python(), _Numpy()]
+        if self.places:
             self.tensors = [buffers[name] for buffers, name in self.places]  # type: ignore[misc]
-            if all(old.shape == new.shape for old, new in zip(self.saved, self.tensors, strict=True)):
-                torch._foreach_copy_(self.saved, self.tensors)
-            else:
-                self.saved = [tensor.detach().clone() for tensor in self.tensors]
+            self.copies.take(self.tensors)
         if self.draws:
             self.drawn = [source.get() for source in self.draws]
 
-    def _look(self) -> None:
-        """All buffers and all sources of random numbers."""
-        self.places = [
+    def _find_places(self) -> list[tuple[dict[str, Tensor | None], str]]:
+        return [
             (module._buffers, name)
             for module in self.task.modules()
             for name, buffer in module._buffers.items()
-            if buffer is not None and buffer.dtype not in self.tables
+            if buffer is not None and (self.all_buffers or buffer.dtype not in TABLES)
         ]
-        self.tensors = [buffers[name] for buffers, name in self.places]  # type: ignore[misc]
-        self.saved = [tensor.detach().clone() for tensor in self.tensors]
-        self.draws = [*generators(self.device), _Python(), _Numpy()]
 
     def learn(self) -> None:
         """After a pass that went well: keep an eye on the modules and sources that it has changed, and on
@@ -141,19 +134,23 @@ class Before:
         self.known = True
         written = {
             id(buffers)
-            for (buffers, name), old, saved in zip(self.places, self.tensors, self.saved, strict=True)
+            for (buffers, name), old, saved in zip(
+                self.places, self.tensors, self.copies.saved(), strict=True
+            )
             if buffers[name] is not old or not torch.equal(old, saved)
         }
         kept = [i for i, (buffers, _) in enumerate(self.places) if id(buffers) in written]
         self.places, self.tensors = [self.places[i] for i in kept], [self.tensors[i] for i in kept]
-        self.saved = [self.saved[i] for i in kept]
+        self.copies.keep(kept)
         pairs = list(zip(self.draws, self.drawn, strict=True))
         moved = [(source, state) for source, state in pairs if not source.same(state)]
         self.draws, self.drawn = [source for source, _ in moved], [state for _, state in moved]
 
     @torch.no_grad()
     def restore(self) -> None:
-        for (buffers, name), tensor, saved in zip(self.places, self.tensors, self.saved, strict=True):
+        for (buffers, name), tensor, saved in zip(
+            self.places, self.tensors, self.copies.saved(), strict=True
+        ):
             tensor.copy_(saved)
             buffers[name] = tensor
         for source, state in zip(self.draws, self.drawn, strict=True):
@@ -177,11 +174,11 @@ def generators(device: torch.device) -> list[Source]:
 
 
 class _Torch:
-    get = staticmethod(torch.get_rng_state)
-    set = staticmethod(torch.set_rng_state)
+    get = staticmethod(torch.default_generator.get_state)
+    set = staticmethod(torch.default_generator.set_state)
 
     def same(self, state: Tensor) -> bool:
-        return torch.equal(state, torch.get_rng_state())
+        return torch.equal(state, torch.default_generator.get_state())
 
 
 class _Cuda:

@@ -25,7 +25,10 @@ from quire.options import Optim
 from quire.train.groups import Group
 
 SMALL = 2**18
-"""Parameters up to which one thread moves them; several take PyTorch's kernels."""
+"""Parameters up to which the loop moves them; more take PyTorch's kernels."""
+SMALL_AMONG_THREADS = 2**16
+"""The same where several threads have computed the gradient: one thread waits for what is in the caches of
+other cores. Fifty bagged nets of 240,500 parameters took 790 µs a step by the loop, 640 by PyTorch's."""
 
 
 class Optimiser(ABC):
@@ -50,10 +53,12 @@ class Optimiser(ABC):
     def counts(self) -> list[Tensor]:
         """Steps taken, one scalar per group."""
 
-    def at_once(self) -> Move | None:
-        """A step of all groups in one call, where they are small and lie in a CPU's memory."""
+    def at_once(self, *, threads: int = 1, checked: bool = True) -> Move | None:
+        """A step of all groups in one call, where they are small and lie in a CPU's memory; `threads` have
+        computed the gradient."""
+        most = SMALL if threads == 1 else SMALL_AMONG_THREADS
         decay, buffers = self.options.weight_decay, list(self.buffers().values())
-        if sum(group.flat.numel() for group in self.groups) > SMALL or any(g.split for g in self.groups):
+        if sum(group.flat.numel() for group in self.groups) > most or any(g.split for g in self.groups):
             return None
         parts = [
             Part(
@@ -62,10 +67,10 @@ class Optimiser(ABC):
             )
             for i, group in enumerate(self.groups)
         ]  # fmt: skip
-        return self._make_move(parts, self.options.decay == "decoupled")
+        return self._make_move(parts, decoupled=self.options.decay == "decoupled", checked=checked)
 
     @abstractmethod
-    def _make_move(self, parts: list[Part], decoupled: bool) -> Move | None:
+    def _make_move(self, parts: list[Part], *, decoupled: bool, checked: bool) -> Move | None:
         """By the loop of this optimiser."""
 
     def state(self) -> dict[str, Tensor]:
@@ -126,9 +131,11 @@ class Adam(Optimiser):
             self.done = i + 1
         self.done = 0
 
-    def _make_move(self, parts: list[Part], decoupled: bool) -> Move | None:
+    def _make_move(self, parts: list[Part], *, decoupled: bool, checked: bool) -> Move | None:
         o = self.options
-        return make_move(parts, moves.ADAM, decoupled=decoupled, beta1=o.beta1, beta2=o.beta2, eps=o.eps)
+        return make_move(
+            parts, moves.ADAM, decoupled=decoupled, beta1=o.beta1, beta2=o.beta2, eps=o.eps, checked=checked
+        )
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"first": self.first, "second": self.second}
@@ -170,8 +177,8 @@ class SGD(Optimiser):
             self.done = i + 1
         self.done = self.shrunk = 0
 
-    def _make_move(self, parts: list[Part], decoupled: bool) -> Move | None:
-        return make_move(parts, moves.SGD, decoupled=decoupled, beta1=self.options.momentum)
+    def _make_move(self, parts: list[Part], *, decoupled: bool, checked: bool) -> Move | None:
+        return make_move(parts, moves.SGD, decoupled=decoupled, beta1=self.options.momentum, checked=checked)
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"velocity": self.velocity} if self.options.momentum else {}

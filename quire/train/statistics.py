@@ -145,7 +145,9 @@ class Sweeps:
         self.replay = Replay()
         self.ahead: Answer | None = None
         """Of a sweep that has begun before the last one was looked at."""
-        self.before = Before(self.task, device, tables=())
+        self.before = Before(self.task, device, all_buffers=True)
+        self.seen = False
+        """Whether all rows have been found to be finite. Those in memory stay so; files are read anew."""
         number, count = processes()
         self.several = count > 1
         if number:
@@ -229,19 +231,18 @@ class Sweeps:
 
     def _finite_sweep(self) -> Swept:
         """A sweep that makes something of the rows; of one that does not, nothing is left."""
-        undo = self.replay.graph is None  # a recorded one has been through these rows before
-        if undo:
+        if not self.seen:
             self.before.remember()
         problem: QuireError | None = None
         try:
             swept = self._sweep()
             if math.isfinite(swept.loss):
-                self.before.learn()
+                self.seen = isinstance(self.data, TensorData)
                 return swept
             problem = self._too_large(swept.loss)
         except QuireError as error:
             problem = error
-        if undo:
+        if not self.seen:
             self.before.restore()
             self.task.load_state_dict(self.task.state_dict())  # what it knows of its state is known anew
         raise self._bad_row() or problem

@@ -68,6 +68,7 @@ class Stepper:
         total_steps: int,
         steps_per_epoch: int = 1,
         peers: Peers | None = None,
+        threads: int = 1,
     ) -> None:
         check_accumulation(task, train.micro_batches)
         self.task, self.optim, self.train, self.peers, self.device = task, optim, train, peers, device
@@ -91,7 +92,7 @@ class Stepper:
         self.on_host = device.type == "cpu"
         if self.on_host and not (self.clips or self.joining):
             for player in self.players:
-                player.move = player.optimiser.at_once()
+                player.move = player.optimiser.at_once(threads=threads)
         self.skip = None if self.on_host else torch.zeros((), device=device)
         self.one = None if self.on_host else torch.ones((), device=device)
         self.suspects: list[tuple[int, tuple[str, ...], Batch, Row]] = []

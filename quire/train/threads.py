@@ -13,14 +13,19 @@ ONE_THREAD = 25_000_000
 long when another process wants one of them."""
 
 
+def threads_worth(operations: int) -> int:
+    """One thread for small steps, all of them otherwise."""
+    return torch.get_num_threads() if operations >= ONE_THREAD else 1
+
+
 @contextmanager
 def threads_for(operations: int) -> Iterator[None]:
-    """One thread inside the with-block for small steps, all of them otherwise."""
-    before = torch.get_num_threads()
-    if operations >= ONE_THREAD or before == 1:
+    """As many threads inside the with-block as its steps are worth."""
+    before, worth = torch.get_num_threads(), threads_worth(operations)
+    if worth == before:
         yield
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(worth)
     try:
         yield
     finally:

@@ -172,3 +172,26 @@ def test_large_groups_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> No
     with limited("plain"):
         monkeypatch.setattr(optimisers, "SMALL", 20)
         assert stepper()[0].players[0].move is None
+
+
+def test_groups_of_some_size_are_left_to_the_threads_that_made_their_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with limited("plain"):
+        monkeypatch.setattr(optimisers, "SMALL_AMONG_THREADS", 20)
+        optimiser = stepper()[0].players[0].optimiser
+        assert optimiser.at_once() is not None
+        assert optimiser.at_once(threads=2) is None
+
+
+def test_what_is_not_checked_moves_whatever_comes() -> None:
+    with limited("plain"):
+        found = stepper(name="sgd", lr=0.5)[0]
+        (player,) = found.players
+        before, move = weights(found), player.optimiser.at_once(checked=False)
+        assert move is not None
+        player.groups[0].grad.fill_(1.0)[0] = math.nan
+        assert move(0.5, 0.0) == 0.0
+        after = [value for parameter in weights(found) for value in parameter.flatten().tolist()]
+        assert sum(map(math.isnan, after)) == 1
+        assert after[1] == pytest.approx(before[0].flatten()[1].item() - 0.5)

@@ -20,11 +20,14 @@ from sysconfig import get_config_var
 import torch
 from torch import Tensor
 
-VERSION = 1
+VERSION = 2
 """Of the functions' arguments; a library of another version is one that was not made again."""
 
 PLACE, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 FUNCTIONS = {
+    # copy.cpp
+    "quire_copy_size": (NUMBER,),
+    "quire_copy": (None, PLACE, NUMBER),
     # host.cpp
     "quire_width": (NUMBER,),
     "quire_limit_width": (None, NUMBER),

@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     const Part *parts;
     int64_t count, kind, decoupled;
+    int64_t checked; /* 0 to find out what the check takes */
     double beta1, beta2, eps; /* SGD's momentum is beta1 */
 } Move;
 
@@ -91,7 +92,7 @@ template <int LANES>
 INLINE void move(const Move *m, double rate, double loss, double *found)
 {
     double total = 0;
-    for (int64_t i = 0; i < m->count; i++)
+    for (int64_t i = 0; i < m->count && m->checked; i++)
         total += squares<LANES>(m->parts[i].gradient, m->parts[i].count);
     *found = sqrt(total) + (loss - loss); /* which is 0 for a loss that is finite */
     if (!(*found < INFINITY))
