@@ -212,6 +212,29 @@ def test_recipes_and_command_load_without_pytorch() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
+TRAINING = """
+import sys
+import torch
+from quire.data.batch import TensorData
+from quire.models.mlp import MLP, MLPConfig
+from quire.nn.heads import Categorical
+from quire.options import Train
+from quire.tasks.supervised import Supervised
+from quire.train import fit
+
+task = Supervised(MLP(MLPConfig(2, 2, hidden=(3,), dropout=0.5)), Categorical(2))
+data = TensorData({"inputs": torch.randn(8, 2), "target": torch.arange(8) % 2})
+fit(task, data, data, epochs=1, train=Train(batch_size=4))
+print(*({"sympy", "torch._dynamo", "torch.onnx", "sklearn"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.slow
+def test_training_loads_none_of_the_libraries_that_take_long() -> None:
+    done = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["tasks", "models"])
 def test_what_a_file_registers_is_known_to_whoever_imports_its_folder(part: str) -> None:

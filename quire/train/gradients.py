@@ -8,11 +8,12 @@ the whole batch and the gradients simply add up in the parameters' `.grad`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from quire.data.batch import Batch, Data
 from quire.errors import InputError
@@ -47,6 +48,17 @@ def combine(factors: Mapping[str, Weight], sums: Mapping[str, Tensor]) -> Tensor
     for name, value in terms:
         loss = loss + value * factors[name]
     return loss
+
+
+def run_backward(
+    values: Sequence[Tensor], seeds: Sequence[Tensor], inputs: Sequence[Tensor] | None = None
+) -> None:
+    """`torch.autograd.backward` for seeds that are known to fit. That one compares sizes with the help of
+    SymPy, and its import takes half a second of each training, or more where nothing is compiled yet."""
+    _engine_run_backward(
+        tuple(values), tuple(seeds), False, False, tuple(inputs or ()),
+        allow_unreachable=True, accumulate_grad=True,
+    )  # fmt: skip
 
 
 def _like(value: Tensor, factor: Weight) -> Tensor:
@@ -110,7 +122,7 @@ class Gradients:
         # Otherwise other players' parameters are constants of this player's loss.
         if not (self.alone or (self.peers is not None and self.peers.shards is not None)):
             inputs = list(self.task.player_parameters(player).values())
-        torch.autograd.backward(list(moving.values()), seeds, inputs=inputs)
+        run_backward(list(moving.values()), seeds, inputs)
 
     def _coupled(self, micro: list[Batch], factors: Mapping[str, Weight]) -> Sums:
         """Representations of all parts first, then the loss of the whole batch and its gradient with
@@ -145,7 +157,7 @@ class Gradients:
                 source.set(state)  # the same dropout masks as in the first pass
             with self.autocast():
                 again = task.represent(batch)
-            again.backward(piece)
+            run_backward([again], [piece])
         for source, state in zip(sources, after, strict=True):
             source.set(state)
         # Every process has computed the whole batch's sum, which is to be counted once.
