@@ -85,7 +85,7 @@ class Control(NamedTuple):
 class KMeansTask(StatisticsTask):
     """The K centres with the smallest J, from R starts at once; the best of them answers."""
 
-    rests = True
+    rests = steady = True
 
     def __init__(
         self,

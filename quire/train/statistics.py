@@ -85,6 +85,8 @@ class StatisticsTask(Task):
     rests = False
     """Whether a sweep after the last one changes nothing. Then a GPU begins each before the one before it has
     been looked at."""
+    steady = False
+    """Whether a sweep over finite rows cannot fail; then one over rows that were seen is not undone."""
     evaluation_rows = 2**16
     evaluation_numbers = 2**22
 
@@ -147,7 +149,7 @@ class Sweeps:
         """Of a sweep that has begun before the last one was looked at."""
         self.before = Before(self.task, device, all_buffers=True)
         self.seen = False
-        """Whether all rows have been found to be finite. Those in memory stay so; files are read anew."""
+        """Whether no sweep can fail any more: rows that are in memory and were finite once stay so."""
         number, count = processes()
         self.several = count > 1
         if number:
@@ -231,18 +233,19 @@ class Sweeps:
 
     def _finite_sweep(self) -> Swept:
         """A sweep that makes something of the rows; of one that does not, nothing is left."""
-        if not self.seen:
+        undo = not self.seen and self.replay.graph is None
+        if undo:
             self.before.remember()
         problem: QuireError | None = None
         try:
             swept = self._sweep()
             if math.isfinite(swept.loss):
-                self.seen = isinstance(self.data, TensorData)
+                self.seen = self.task.steady and isinstance(self.data, TensorData)
                 return swept
             problem = self._too_large(swept.loss)
         except QuireError as error:
             problem = error
-        if not self.seen:
+        if undo:
             self.before.restore()
             self.task.load_state_dict(self.task.state_dict())  # what it knows of its state is known anew
         raise self._bad_row() or problem

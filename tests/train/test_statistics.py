@@ -18,6 +18,7 @@ from quire.data.batch import Batch, Data, TensorData
 from quire.errors import InputError
 from quire.train import Fit, Interrupted, StatisticsTask, Swept, fit_statistics
 from quire.train.checkpoints import Checkpoint, newest_checkpoint
+from quire.train.memory import Before
 from tests.train.examples import folder
 
 
@@ -193,6 +194,46 @@ def test_a_row_that_is_not_finite_is_named() -> None:
     x[17] = torch.nan
     with pytest.raises(InputError, match="row 17 has a value that is not a finite number"):
         fit_statistics(RobustMean(), TensorData({"inputs": x}), sweeps=3)
+
+
+class Failing(RobustMean):
+    """Finds after an update that it should not have been made."""
+
+    def __init__(self, fails_in: int) -> None:
+        super().__init__()
+        self.fails_in = fails_in
+        self.seen: list[float] = []
+
+    def update(self, totals: Mapping[str, Tensor]) -> Swept:
+        self.seen.append(self.centre.item())
+        swept = super().update(totals)
+        if self.updates == self.fails_in:
+            self.centre.fill_(torch.nan)
+            raise InputError("a component has collapsed", expected="none", fix="fewer")
+        return swept
+
+
+@pytest.mark.parametrize("fails_in", [1, 4])
+def test_an_update_that_fails_is_undone_in_any_sweep(fails_in: int) -> None:
+    task = Failing(fails_in)
+    with pytest.raises(InputError, match="a component has collapsed"):
+        fit_statistics(task, TensorData({"inputs": numbers()}), sweeps=9)
+    assert task.centre.item() == task.seen[-1]
+
+
+def test_what_cannot_fail_on_rows_that_were_seen_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    remember = Before.remember
+    monkeypatch.setattr(Before, "remember", lambda before: (asked.append(1), remember(before)))
+    for steady, data, copied in [
+        (False, TensorData({"inputs": numbers()}), 5),
+        (True, TensorData({"inputs": numbers()}), 1),
+        (True, Apart(numbers()), 5),  # which may be other rows the next time they are read
+    ]:
+        asked.clear()
+        monkeypatch.setattr(RobustMean, "steady", steady)
+        assert fit_statistics(RobustMean(), data, sweeps=5).steps == 5
+        assert len(asked) == copied
 
 
 def test_other_data_is_not_resumed(tmp_path: Path) -> None:
