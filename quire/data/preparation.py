@@ -259,12 +259,14 @@ class Preparation:
                 fix=nearest(absent[0], table.names) or "to have the answers alone, use quire predict",
             )  # fmt: skip
         if table.named and self.named:
-            hints = [f"{name!r}: {hint}" for name in absent if (hint := nearest(name, table.names))]
+            others = [name for name in table.names if name not in wanted]  # which may be misspelt
+            hints = [f"{name!r}: {hint}" for name in absent if (hint := nearest(name, others))]
             raise DataError(
                 f"missing column{'s' * (len(absent) > 1)} {', '.join(map(repr, absent))}",
                 path=table.source,
                 expected=f"the columns of training: {listed(wanted, 30)}",
-                fix="; ".join(hints) or "add the column; the first line must hold the names",
+                fix="; ".join(hints)
+                or f"add the column{'s' * (len(absent) > 1)}; the first line must hold the names",
             )
         return self._match_positions(table, [column.position for column in fitted])
 

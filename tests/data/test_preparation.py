@@ -180,6 +180,13 @@ def test_faults_at_predict(tmp_path: Path) -> None:
         "p.csv: missing columns 'size', 'sold'\n  expected: the columns of training: size, town, sold, when\n"
         "  fix: 'size': did you mean 'seize'?"
     )
+    # The town is no other column's misspelt name.
+    assert complaint("towns,town\nA,B\n") == (
+        "p.csv: missing columns 'size', 'sold', 'when'\n"
+        "  expected: the columns of training: size, town, sold, when\n"
+        "  fix: add the columns; the first line must hold the names"
+    )
+    assert "did you mean 'towns'" in complaint("size,towns,sold,when\n1,A,yes,2020-01-01\n")
     assert complaint(MIXED.replace("100", "many")) == (
         "p.csv:6:size: text in a numeric column (value 'many')\n"
         "  expected: a number, or an empty cell for a missing value\n  fix: correct the cell"
