@@ -241,7 +241,7 @@ def give_to_all(tensors: Iterable[Tensor], device: torch.device) -> None:
     for tensor in tensors:
         content = tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8)
         distributed.broadcast(content, 0)
-        if processes()[0]:
+        if processes()[0] and content.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(content.view(tensor.dtype).view(tensor.shape))
 
 

@@ -22,7 +22,7 @@ from quire.tasks.adversarial import Adversarial
 from quire.train import Callback, Interrupted, Task, evaluate, fit, fit_statistics
 from quire.train.descent import Descent
 from quire.train.peers import Peers
-from quire.train.processes import all_do, alone, first_does, from_all, processes
+from quire.train.processes import all_do, alone, first_does, from_all, give_to_all, processes
 from tests.tasks.playing import circle, players
 from tests.tasks.test_language import recurrent, text
 from tests.train.examples import classes, classifier, folder, numbers, regressor
@@ -276,6 +276,20 @@ def swept(path: Path) -> Found:
     raise AssertionError("not interrupted")
 
 
+@scenario
+def given(_: Path) -> Found:
+    """Tensors in one piece but with a stride of their own, turned round, of another type, empty."""
+    whole = torch.arange(72.0).add(processes()[0])
+    tensors = {
+        "odd": whole.as_strided((8, 1, 3, 3), (9, 1, 3, 1)),
+        "turned": whole.clone().view(8, 9).t(),
+        "flags": torch.arange(5) % 2 == processes()[0],
+        "empty": torch.empty(0, 3),
+    }
+    give_to_all(tensors.values(), torch.device("cpu"))
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}, {}
+
+
 class Alone(Pairs):
     represent = Task.represent
 
@@ -400,6 +414,15 @@ def test_two_learn_what_one_learns(two: Path, name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", [*SAME, "chance", "adversaries"])
 def test_processes_agree_to_the_bit(two: Path, name: str) -> None:
     assert_agreed(two, name)
+
+
+def test_all_have_the_tensors_of_the_first_however_they_lie(two: Path) -> None:
+    for number in range(2):
+        tensors, _ = found(two, "given", number)
+        assert tensors["odd"].flatten().tolist() == list(range(72))
+        assert torch.equal(tensors["turned"], torch.arange(72.0).view(8, 9).t())
+        assert tensors["flags"].tolist() == [True, False, True, False, True]
+        assert tensors["empty"].shape == (0, 3)
 
 
 def test_each_process_draws_its_own_numbers(two: Path) -> None:

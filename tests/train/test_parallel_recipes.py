@@ -1,5 +1,5 @@
-"""Recipes of every kind in two processes: each ends with a whole run folder, and where nothing is left to
-chance with the measures of one process."""
+"""Every recipe in two processes: each ends with a whole run folder, and where nothing is left to chance with
+the measures of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from quire.options import Noise
-from quire.recipes.base import RECIPES, RunOptions
+from quire.recipes.base import RECIPES, RunOptions, SweepOptions
 from quire.recipes.execute import Outcome, execute
 from quire.train.processes import first_does, processes
 from tests.contracts.test_recipes import options_for
@@ -37,6 +37,13 @@ def certain(options: RunOptions) -> RunOptions:
     return dataclasses.replace(options, device="cpu", **changed)
 
 
+def begin(name: str, path: Path) -> Outcome:
+    """The first steps on built-in data."""
+    recipe = RECIPES[name]
+    short = {"sweeps": 2} if issubclass(recipe.options, SweepOptions) else {"steps": 2}
+    return execute(recipe, recipe.options(out=path / "run", device="cpu", quiet=True, **short))
+
+
 def train(name: str, path: Path) -> Outcome:
     def prepare() -> None:
         path.mkdir()
@@ -46,11 +53,11 @@ def train(name: str, path: Path) -> Outcome:
     return execute(RECIPES[name], certain(options_for(name, path)))
 
 
-def main(path: Path, number: int, names: list[str]) -> None:
+def main(path: Path, number: int, names: list[str], built_in: bool = False) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{path}/meet", rank=number, world_size=2)
     for name in names:
-        outcome = train(name, path / name)
+        outcome = (begin if built_in else train)(name, path / name)
         (path / f"{name}-{number}.json").write_text(json.dumps(outcome.measures))
     distributed.destroy_process_group()
 
@@ -62,6 +69,22 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "parallel_recipes",
         lambda path: together("tests.train.test_parallel_recipes", path, 2, [*CERTAIN, *CHANCE]),
     )
+
+
+@pytest.fixture(scope="module")
+def all_begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(
+        tmp_path_factory,
+        "parallel_built_in",
+        lambda path: together("tests.train.test_parallel_recipes", path, 2, list(RECIPES), True),
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_runs_in_two_processes(all_begun: Path, name: str) -> None:
+    first, second = (json.loads((all_begun / f"{name}-{i}.json").read_text()) for i in range(2))
+    assert first == second
+    assert json.loads((all_begun / name / "run" / "result.json").read_text())["processes"] == 2
 
 
 @pytest.mark.parametrize("name", [*CERTAIN, *CHANCE])
