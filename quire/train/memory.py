@@ -101,30 +101,32 @@ class Before:
 
     def forget(self) -> None:
         """Look at everything again: layers that were frozen may have joined in."""
-        self.known = self.all_buffers
-        self.places = self._find_places() if self.known else []
+        self.known = False
+        self.places: list[tuple[dict[str, Tensor | None], str]] = []
         self.tensors: list[Tensor] = []
         self.copies = Copies()
         self.draws: list[Source] = []
         self.drawn: list[Any] = []
 
     def remember(self) -> None:
-        if not self.known:  # all buffers and all sources of random numbers
-            self.places = self._find_places()
-            self.draws = [*generators(self.device), _Python(), _Numpy()]
+        if not self.known:
+            self._look()
         if self.places:
             self.tensors = [buffers[name] for buffers, name in self.places]  # type: ignore[misc]
             self.copies.take(self.tensors)
         if self.draws:
             self.drawn = [source.get() for source in self.draws]
 
-    def _find_places(self) -> list[tuple[dict[str, Tensor | None], str]]:
-        return [
+    def _look(self) -> None:
+        """All buffers and all sources of random numbers."""
+        self.places = [
             (module._buffers, name)
             for module in self.task.modules()
             for name, buffer in module._buffers.items()
             if buffer is not None and (self.all_buffers or buffer.dtype not in TABLES)
         ]
+        self.draws = [] if self.all_buffers else [*generators(self.device), _Python(), _Numpy()]
+        self.known = self.all_buffers
 
     def learn(self) -> None:
         """After a pass that went well: keep an eye on the modules and sources that it has changed, and on

@@ -26,7 +26,6 @@ VERSION = 2
 PLACE, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 FUNCTIONS = {
     # copy.cpp
-    "quire_copy_size": (NUMBER,),
     "quire_copy": (None, PLACE, NUMBER),
     # host.cpp
     "quire_width": (NUMBER,),
