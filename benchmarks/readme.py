@@ -18,6 +18,8 @@ README = HERE.parent / "README.md"
 BEGIN, END = "<!-- benchmarks -->\n", "<!-- end of benchmarks -->\n"
 CASES = 2
 """Of a subject on a machine, at most; the files have all."""
+AMONG_THEMSELVES = {"guard"}
+"""Subjects without a peer but Quire itself, which are left to the files."""
 MACHINES = {"h200": "one H200", "amd-epyc-2-cores": "two CPU cores"}
 
 
@@ -28,6 +30,8 @@ def newest() -> dict[tuple[str, str], dict[str, Any]]:
         if "-growth-" in path.name:
             continue
         content = json.loads(path.read_text(encoding="utf-8"))
+        if content["subject"] in AMONG_THEMSELVES:
+            continue
         prefix = f"{content['date']}-{content['subject']}-"
         machine = path.stem.removeprefix(prefix)
         found[machine, content["subject"]] = content

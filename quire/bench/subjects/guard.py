@@ -43,7 +43,7 @@ SHARE = 0.01
 SPAN = 0.004
 """Seconds between two turns; a step at least."""
 WARM_UP = 5
-MOST_PAIRS = 500
+MOST_PAIRS = 1500
 
 
 class Spans(NamedTuple):
@@ -64,7 +64,7 @@ def guard(place: Place) -> Iterator[Case]:
     """The guard against numbers that are not finite: its share of a step, for every kind of task."""
     if place.on_gpu:
         return
-    seconds = place.size(6, 0)
+    seconds = place.size(12, 0)
     for name in FEW if place.small else KINDS:
         yield _case(f"{name}, built-in data and options", "step", partial(_stepped, name, seconds))
     rows = torch.randn(place.size(10_000, 50), 32, generator=torch.Generator().manual_seed(0))
