@@ -1,7 +1,10 @@
-"""A step of an optimiser over small groups of parameters in one call, by the loop of
+"""A step of an optimiser over all groups of parameters in one call, by the loop of
 `quire/kernels/host/move.cpp`, which takes it only if it is finite.
 
-PyTorch's fused kernels compute the same in a call for each group, and each call takes longer than the loop.
+PyTorch's fused kernels compute the same in a call for each group, after one that reads the gradient to check
+it. For small groups the calls take longer than the loop; threads that add up their shares and move them in
+one go find them in their caches. A step of Adam with its check takes 10 instead of 20 µs on two cores for
+65,536 numbers, 184 instead of 227 for a million, 7.8 instead of 8.0 ms for 17 million.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from torch import Tensor
 from quire.kernels import host
 
 ADAM, SGD = 0, 1
+FEW = 2**14
+"""Numbers that one thread moves in the 4 µs that several take to begin."""
 Move = Callable[[float, float], float]
 """Of step size and loss: ‖g‖, if that and the loss are finite, and all parts have moved. Otherwise what is
 given is not finite, and nothing has; that is also so where squares overflow."""
@@ -52,20 +57,27 @@ class _Move(ctypes.Structure):
 
     _fields_ = [
         ("parts", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("count", "kind", "decoupled", "checked")),
+        *((name, ctypes.c_int64) for name in ("count", "kind", "decoupled", "checked", "together")),
         *((name, ctypes.c_double) for name in ("beta1", "beta2", "eps")),
     ]
 
 
 def make_move(
     parts: Sequence[Part], kind: int, *, decoupled: bool, beta1: float, beta2: float = 0.0, eps: float = 0.0,
-    checked: bool = True,
+    threads: int = 1, checked: bool = True,
 ) -> Move | None:  # fmt: skip
-    """None where there is no loop, or none for these parts. The momentum of SGD is `beta1`. What is not
-    checked moves whatever the gradient is; that is for measuring the check."""
+    """None where there is no loop, or none for these parts: PyTorch's threads take part where there are
+    several, and without them one thread takes longer than those do for many numbers.
+
+    The momentum of SGD is `beta1`. What is not checked moves whatever the gradient is; that is for measuring
+    the check."""
     tensors = [tensor for part in parts for tensor in (part.values, part.gradient, *part.buffers, part.taken)]
     known = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
     if not (known and host.takes(*tensors)):
+        return None
+    library: Any = host.library()
+    together = threads > 1 and sum(part.values.numel() for part in parts) > FEW
+    if together and not library.quire_has_threads():
         return None
     rows = (_Part * len(parts))()
     for row, part in zip(rows, parts, strict=True):
@@ -74,8 +86,7 @@ def make_move(
         row.decay, row.factor = part.decay, part.factor
         for name, buffer in zip(("first", "second"), part.buffers, strict=False):
             setattr(row, name, buffer.data_ptr())
-    move = _Move(ctypes.addressof(rows), len(parts), kind, decoupled, checked, beta1, beta2, eps)
-    library: Any = host.library()
+    move = _Move(ctypes.addressof(rows), len(parts), kind, decoupled, checked, together, beta1, beta2, eps)
     found = partial(library.quire_move, ctypes.addressof(move))
     found.kept = move, rows, parts  # type: ignore[attr-defined]
     return found

@@ -2,8 +2,8 @@
 fused kernels compute them, called directly because `torch.optim`'s own bookkeeping costs a small
 model more than the arithmetic does.
 
-Small groups on a CPU move by a loop of ours, all of them in one call that checks the gradient first
-(`Move`): each of the fused kernels takes longer to be called than that takes in all.
+On a CPU a loop of ours moves all groups in one call that checks the gradient first (`Move`), which takes less
+time than to read the gradient once more.
 
 `skip` is a float tensor of 1.0 (leave the parameters as they are) or 0.0, so that on a GPU a step can
 be withheld without asking the host.
@@ -23,12 +23,6 @@ from quire.functional import moves
 from quire.functional.moves import Move, Part, make_move
 from quire.options import Optim
 from quire.train.groups import Group
-
-SMALL = 2**18
-"""Parameters up to which the loop moves them; more take PyTorch's kernels."""
-SMALL_AMONG_THREADS = 2**16
-"""The same where several threads have computed the gradient: one thread waits for what is in the caches of
-other cores. Fifty bagged nets of 240,500 parameters took 790 µs a step by the loop, 640 by PyTorch's."""
 
 
 class Optimiser(ABC):
@@ -54,11 +48,10 @@ class Optimiser(ABC):
         """Steps taken, one scalar per group."""
 
     def at_once(self, *, threads: int = 1, checked: bool = True) -> Move | None:
-        """A step of all groups in one call, where they are small and lie in a CPU's memory; `threads` have
-        computed the gradient."""
-        most = SMALL if threads == 1 else SMALL_AMONG_THREADS
+        """A step of all groups in one call, where they lie in a CPU's memory; `threads` have computed the
+        gradient."""
         decay, buffers = self.options.weight_decay, list(self.buffers().values())
-        if sum(group.flat.numel() for group in self.groups) > most or any(g.split for g in self.groups):
+        if any(group.split for group in self.groups):
             return None
         parts = [
             Part(
@@ -67,10 +60,11 @@ class Optimiser(ABC):
             )
             for i, group in enumerate(self.groups)
         ]  # fmt: skip
-        return self._make_move(parts, decoupled=self.options.decay == "decoupled", checked=checked)
+        decoupled = self.options.decay == "decoupled"
+        return self._make_move(parts, decoupled=decoupled, threads=threads, checked=checked)
 
     @abstractmethod
-    def _make_move(self, parts: list[Part], *, decoupled: bool, checked: bool) -> Move | None:
+    def _make_move(self, parts: list[Part], *, decoupled: bool, threads: int, checked: bool) -> Move | None:
         """By the loop of this optimiser."""
 
     def state(self) -> dict[str, Tensor]:
@@ -131,11 +125,12 @@ class Adam(Optimiser):
             self.done = i + 1
         self.done = 0
 
-    def _make_move(self, parts: list[Part], *, decoupled: bool, checked: bool) -> Move | None:
+    def _make_move(self, parts: list[Part], *, decoupled: bool, threads: int, checked: bool) -> Move | None:
         o = self.options
         return make_move(
-            parts, moves.ADAM, decoupled=decoupled, beta1=o.beta1, beta2=o.beta2, eps=o.eps, checked=checked
-        )
+            parts, moves.ADAM, decoupled=decoupled, beta1=o.beta1, beta2=o.beta2, eps=o.eps,
+            threads=threads, checked=checked,
+        )  # fmt: skip
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"first": self.first, "second": self.second}
@@ -177,8 +172,11 @@ class SGD(Optimiser):
             self.done = i + 1
         self.done = self.shrunk = 0
 
-    def _make_move(self, parts: list[Part], *, decoupled: bool, checked: bool) -> Move | None:
-        return make_move(parts, moves.SGD, decoupled=decoupled, beta1=self.options.momentum, checked=checked)
+    def _make_move(self, parts: list[Part], *, decoupled: bool, threads: int, checked: bool) -> Move | None:
+        return make_move(
+            parts, moves.SGD, decoupled=decoupled, beta1=self.options.momentum,
+            threads=threads, checked=checked,
+        )  # fmt: skip
 
     def buffers(self) -> dict[str, list[Tensor]]:
         return {"velocity": self.velocity} if self.options.momentum else {}

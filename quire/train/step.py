@@ -72,7 +72,7 @@ class Stepper:
     ) -> None:
         check_accumulation(task, train.micro_batches)
         self.task, self.optim, self.train, self.peers, self.device = task, optim, train, peers, device
-        self.total_steps = total_steps
+        self.total_steps, self.threads = total_steps, threads
         self.parts = Parts(task, train.micro_batches, peers)
         shards = peers.meet_before_sending() if peers else None
         self.players = [Player(task, name, optim, steps_per_epoch, shards) for name in task.players]

@@ -72,6 +72,34 @@ def test_some_can_be_kept_as_they_were_copied(way: str) -> None:
     assert agree(kept.saved(), [torch.zeros_like(tensor) for tensor in wanted])
 
 
+@pytest.mark.parametrize("name", ["data", "another"])
+def test_what_was_replaced_or_moved_at_first_is_looked_for_ever_after(way: str, name: str) -> None:
+    given, kept = tensors(), Copies()
+    for turn in range(4):
+        kept.take(given)
+        wanted = [tensor.clone() for tensor in given]
+        if name == "data":
+            given[2].data = torch.full((3,), float(turn))
+        else:
+            given[2] = torch.full((3,), float(turn))
+        if turn == 1:
+            kept.keep(range(len(given)))
+        assert agree(kept.saved(), wanted)
+
+
+def test_memory_that_is_copied_from_stays(way: str) -> None:
+    """Though a tensor that has never moved goes elsewhere."""
+    given, kept = tensors(), Copies()
+    kept.take(given)
+    kept.keep(range(len(given)))
+    wanted = given[2].clone()
+    given[2].data = torch.zeros(3)
+    others = [torch.full((3,), 7.0) for _ in range(100)]
+    kept.take(given)
+    assert torch.equal(kept.saved()[2], wanted if way == "one call" else given[2])
+    assert others
+
+
 def test_tensors_that_are_not_in_one_piece(way: str) -> None:
     given, kept = [torch.randn(4, 3).t(), torch.randn(6)[::2]], Copies()
     for _ in range(2):

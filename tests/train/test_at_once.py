@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from quire.data.batch import Batch
+from quire.functional import moves
 from quire.functional.moves import Move
+from quire.kernels import host
 from quire.models.mlp import MLP, MLPConfig
 from quire.nn.heads import Categorical
 from quire.options import Optim, Train
 from quire.tasks.supervised import Supervised
-from quire.train import optimisers
 from quire.train.groups import make_groups
 from quire.train.optimisers import Optimiser, make_optimiser
 from quire.train.step import Stepper
@@ -36,11 +38,27 @@ def parameters() -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(torch.randn(shape)) for name, shape in SIZES.items()}
 
 
-def prepared(options: Optim) -> tuple[dict[str, nn.Parameter], Optimiser, Move]:
+@pytest.fixture(params=["one thread", "several"], autouse=True)
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """How many move even a few numbers."""
+    if request.param == "one thread":
+        yield 1
+        return
+    with limited("plain"):
+        if not host.library().quire_has_threads():  # type: ignore[union-attr]
+            pytest.skip("PyTorch's threads are not GNU's")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    monkeypatch.setattr(moves, "FEW", 0)
+    yield 3
+    torch.set_num_threads(before)
+
+
+def prepared(options: Optim, threads: int) -> tuple[dict[str, nn.Parameter], Optimiser, Move]:
     given = parameters()
     factors = dict.fromkeys(SIZES, 1.0) | {"short": 0.5}
     optimiser = make_optimiser(make_groups(given, undecayed=["odd"], step_factors=factors), options)
-    move = optimiser.at_once()
+    move = optimiser.at_once(threads=threads)
     assert move is not None
     assert len(optimiser.groups) == 3
     return given, optimiser, move
@@ -61,10 +79,10 @@ def oracle(options: Optim, given: dict[str, nn.Parameter]) -> torch.optim.Optimi
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_are_those_of_torch(way: str, width: str) -> None:
+def test_steps_are_those_of_torch(way: str, width: str, threads: int) -> None:
     options = WAYS[way]
     with limited(width):
-        given, optimiser, move = prepared(options)
+        given, optimiser, move = prepared(options, threads)
         theirs = parameters()
         peer = oracle(options, theirs)
         shrinks = options.name == "sgd" and options.decay == "decoupled"
@@ -88,10 +106,10 @@ def test_steps_are_those_of_torch(way: str, width: str) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("way", ["adamw", "momentum"])
-def test_steps_are_those_of_the_optimiser_itself(way: str, width: str) -> None:
+def test_steps_are_those_of_the_optimiser_itself(way: str, width: str, threads: int) -> None:
     """One that goes on from the other's state cannot tell."""
     with limited(width):
-        (given, one, move), (theirs, other, _) = prepared(WAYS[way]), prepared(WAYS[way])
+        (given, one, move), (theirs, other, _) = prepared(WAYS[way], threads), prepared(WAYS[way], threads)
         for step in range(6):
             for mine, their in zip(given.values(), theirs.values(), strict=True):
                 assert mine.grad is not None
@@ -108,9 +126,11 @@ def test_steps_are_those_of_the_optimiser_itself(way: str, width: str) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
-def test_a_gradient_that_is_not_finite_moves_nothing(value: float, name: str, width: str) -> None:
+def test_a_gradient_that_is_not_finite_moves_nothing(
+    value: float, name: str, width: str, threads: int
+) -> None:
     with limited(width):
-        given, optimiser, move = prepared(WAYS["adamw"])
+        given, optimiser, move = prepared(WAYS["adamw"], threads)
         before = {n: p.detach().clone() for n, p in given.items()}
         state = {n: s.clone() for n, s in optimiser.state().items()}
         assert given[name].grad is not None
@@ -121,9 +141,9 @@ def test_a_gradient_that_is_not_finite_moves_nothing(value: float, name: str, wi
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_moves_nothing(loss: float) -> None:
+def test_a_loss_that_is_not_finite_moves_nothing(loss: float, threads: int) -> None:
     with limited("plain"):
-        given, _, move = prepared(WAYS["sgd"])
+        given, _, move = prepared(WAYS["sgd"], threads)
         for parameter in given.values():
             assert parameter.grad is not None
             parameter.grad.fill_(1.0)
@@ -168,27 +188,26 @@ def test_a_gradient_whose_squares_overflow_is_moved_along_all_the_same(
         torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=0)
 
 
-def test_large_groups_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    with limited("plain"):
-        monkeypatch.setattr(optimisers, "SMALL", 20)
-        assert stepper()[0].players[0].move is None
-
-
-def test_groups_of_some_size_are_left_to_the_threads_that_made_their_gradient(
+def test_many_numbers_are_left_to_pytorch_where_its_threads_cannot_be_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with limited("plain"):
-        monkeypatch.setattr(optimisers, "SMALL_AMONG_THREADS", 20)
+        library = host.library()
+        assert library is not None
         optimiser = stepper()[0].players[0].optimiser
+        monkeypatch.setattr(library, "quire_has_threads", lambda: 0)
+        monkeypatch.setattr(moves, "FEW", 10_000)
+        assert optimiser.at_once(threads=2) is not None  # which one thread takes
+        monkeypatch.setattr(moves, "FEW", 20)
         assert optimiser.at_once() is not None
         assert optimiser.at_once(threads=2) is None
 
 
-def test_what_is_not_checked_moves_whatever_comes() -> None:
+def test_what_is_not_checked_moves_whatever_comes(threads: int) -> None:
     with limited("plain"):
         found = stepper(name="sgd", lr=0.5)[0]
         (player,) = found.players
-        before, move = weights(found), player.optimiser.at_once(checked=False)
+        before, move = weights(found), player.optimiser.at_once(threads=threads, checked=False)
         assert move is not None
         player.groups[0].grad.fill_(1.0)[0] = math.nan
         assert move(0.5, 0.0) == 0.0

@@ -136,8 +136,12 @@ class InTurns(Callback):
         for before in unspoilt.values():
             before.places = []
         self.before = {True: stepper.before, False: unspoilt}
+        threads = stepper.threads
         self.moves = {
-            checked: [p.optimiser.at_once(checked=checked) if p.move else None for p in stepper.players]
+            checked: [
+                p.optimiser.at_once(threads=threads, checked=checked) if p.move else None
+                for p in stepper.players
+            ]
             for checked in (True, False)
         }
         self.norm = {True: steps.quick_norm, False: lambda player: 0.0}

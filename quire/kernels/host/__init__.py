@@ -20,7 +20,7 @@ from sysconfig import get_config_var
 import torch
 from torch import Tensor
 
-VERSION = 2
+VERSION = 3
 """Of the functions' arguments; a library of another version is one that was not made again."""
 
 PLACE, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
@@ -35,6 +35,7 @@ FUNCTIONS = {
     "quire_mixture_size": (NUMBER,),
     "quire_mixture": (NUMBER, PLACE),
     # move.cpp
+    "quire_has_threads": (NUMBER,),
     "quire_move_size": (NUMBER,),
     "quire_move": (REAL, PLACE, REAL, REAL),
     # nearest.cpp

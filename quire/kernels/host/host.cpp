@@ -2,7 +2,7 @@
 
 #include "host.h"
 
-EXPORT int64_t quire_host_version(void) { return 2; }
+EXPORT int64_t quire_host_version(void) { return 3; }
 
 EXPORT int64_t quire_padded(int64_t count) { return padded_to_groups(count); }
 
