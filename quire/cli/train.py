@@ -23,7 +23,7 @@ from quire.recipes.base import Recipe, RunOptions
 
 if TYPE_CHECKING:
     from quire.recipes.execute import Outcome
-    from quire.train.processes import Member
+    from quire.train.member import Member
 
 
 def main(words: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def start(count: int, words: Sequence[str]) -> int:
 
 def _started_as(words: Sequence[str]) -> Member:
     from quire.cli.launch import end_with_parent
-    from quire.train.processes import Member
+    from quire.train.member import Member
 
     end_with_parent()
     number, count, meeting = int(words[0]), int(words[1]), words[2]
@@ -94,7 +94,7 @@ def run(
 ) -> Outcome | None:
     """Train; the outcome in the process that tells the user of it."""
     from quire.recipes.execute import execute
-    from quire.train.processes import join, membership
+    from quire.train.member import join, membership
 
     member = member or membership()
     command = shlex.join(["quire", "train", *words])

@@ -44,15 +44,8 @@ from quire.train import Fit, Interrupted, StatisticsTask, evaluate, fit, fit_sta
 from quire.train.checkpoints import list_checkpoints
 from quire.train.evaluate import check_monitor, evaluation_batch
 from quire.train.folder import CHECKPOINTS, RunFolder, check_free, read_config
-from quire.train.processes import (
-    all_do,
-    alone,
-    first_does,
-    joined,
-    lost_touch,
-    processes,
-    who_is_gone,
-)
+from quire.train.lookout import attended
+from quire.train.processes import all_do, alone, first_does, joined, processes
 from quire.train.progress import Progress, make_progress
 from quire.train.task import Task
 
@@ -96,28 +89,17 @@ def execute(recipe: Recipe, options: RunOptions, *, command: str = "", shard: bo
     folder = all_do(lambda: open_folder(path, recipe, options, command))
     again = f"quire train {recipe.name} --resume {path}"
     said = announce(plan) if folder and not options.quiet else ()
+    log = folder.log if folder else None
     try:
-        result = learn(plan, folder, device)
-        return dataclasses.replace(conclude(recipe, plan, folder, result, device), said=said)
+        with attended(device, f"see what that one says; go on with: {again}", log):
+            result = learn(plan, folder, device)
+            return dataclasses.replace(conclude(recipe, plan, folder, result, device), said=said)
     except Interrupted as stop:
         raise Interrupted(stop.got, fix=f"go on with: {again}", number=stop.number) from None
     except QuireError as problem:
-        if folder:
-            folder.log(f"failed: {problem.got}")
+        if log:
+            log(f"failed: {problem.got}")
         raise
-    except Exception as problem:
-        if not lost_touch(problem):
-            raise
-        number, count = processes()
-        gone = who_is_gone()
-        if folder:
-            folder.log(f"failed: lost touch with {gone}")
-        lost = QuireError(
-            f"process {number} of {count} lost touch with another, which has failed or was ended: {gone}",
-            fix=f"see what that one says; go on with: {again}",
-        )
-        lost.lost_touch = True  # type: ignore[attr-defined]
-        raise lost from problem
     finally:
         if folder:
             folder.close()

@@ -159,7 +159,7 @@ class SGD(Optimiser):
             decay = o.weight_decay if group.decays else 0.0
             if decay and o.decay == "decoupled":
                 if self.shrunk <= i:
-                    shrink = rate * decay if skip is None else rate * decay * (1 - skip)
+                    shrink = rate * decay if skip is None else rate * decay * (1 - skip.double())
                     group.flat.mul_(1 - shrink)
                     self.shrunk = i + 1
                 decay = 0.0

@@ -4,19 +4,15 @@ In learning by statistics each goes through its own share of the rows, the sums 
 makes the same update of the same state. `quire.train.peers` does the like for the steps of descent.
 
 Processes are started by whoever wants several, such as `quire train --nproc` or `torchrun`, and joined by
-`join` or by `torch.distributed.init_process_group`. Without that there is one.
+`quire.train.member` or by `torch.distributed.init_process_group`. Without that there is one.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -29,11 +25,6 @@ from quire.train.checkpoints import Checkpoint
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=1)
-"""How long a process waits for another that is alive but silent, such as one that writes a report. Whether it
-is alive is for whoever started it to see."""
-WORD = 3.0
-"""Seconds that a process which lost touch waits for word of which one is gone."""
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 
 
@@ -56,54 +47,6 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _alone.reset(token)
-
-
-# -- Joining ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Member:
-    """One of several processes: its number among all, and among those of its machine."""
-
-    number: int
-    count: int
-    local_number: int
-    local_count: int
-    meeting: str | None = None
-    """URL of the file that they find each other by; None where the environment says how."""
-
-
-def membership() -> Member | None:
-    """What `torchrun` or the like has started this process as; None where it is the only one."""
-    said = os.environ
-    if "RANK" not in said or int(said.get("WORLD_SIZE", "1")) == 1:
-        return None
-    number, count = int(said["RANK"]), int(said["WORLD_SIZE"])
-    return Member(
-        number, count, int(said.get("LOCAL_RANK", number)), int(said.get("LOCAL_WORLD_SIZE", count))
-    )
-
-
-@contextmanager
-def join(device: torch.device, member: Member) -> Iterator[None]:
-    """One of several within the with-block: NCCL between GPUs, gloo between CPUs and for messages."""
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl"
-    given: dict[str, Any] = {}
-    if member.meeting is not None:
-        given = {"init_method": member.meeting, "rank": member.number, "world_size": member.count}
-    distributed.init_process_group(backend, timeout=PATIENCE, **given)
-    try:
-        yield
-    except BaseException as problem:
-        if not getattr(problem, "lost_touch", False):
-            leave_word(problem)
-        if device.type == "cpu":  # NCCL would wait for those that no longer answer
-            distributed.destroy_process_group()
-        raise
-    distributed.destroy_process_group()
 
 
 # -- Messages --------------------------------------------------------------------------------------
@@ -174,46 +117,6 @@ def _heard(problem: QuireError | None) -> QuireError:
     assert problem is not None
     problem.said_elsewhere = True  # type: ignore[attr-defined]
     return problem
-
-
-def lost_touch(problem: Exception) -> bool:
-    """Whether an error says no more than that another process is gone."""
-    if processes()[1] == 1 or isinstance(problem, QuireError):
-        return False
-    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-    return isinstance(problem, distributed.DistError) or any(word in str(problem) for word in words)
-
-
-def leave_word(problem: BaseException) -> None:
-    """Why this process goes, for the others, who will lose touch with it."""
-    words = problem.got if isinstance(problem, QuireError) else f"{type(problem).__name__}: {problem}"
-    with suppress(Exception):
-        _store().set(f"gone {distributed.get_rank()}", words or " ")
-
-
-def who_is_gone() -> str:
-    """Which processes touch was lost with, and why where they have left word. Whoever is still there says so;
-    one that has said nothing after a while is gone."""
-    number, count = processes()
-    others = {i: "" for i in range(count) if i != number}
-    end = time.monotonic() + WORD
-    with suppress(Exception):  # what is known is in the store; its own process may be the one that is gone
-        store = _store()
-        store.set(f"here {number}", " ")
-        while time.monotonic() < end and others:
-            for i in list(others):
-                if store.check([f"gone {i}"]):
-                    return (
-                        f"process {i} of {count}: {store.get(f'gone {i}').decode(errors='replace').strip()}"
-                    )
-                if store.check([f"here {i}"]):
-                    del others[i]
-            time.sleep(0.05)
-    return f"process {' or '.join(map(str, others))} of {count}" if others else f"one of {count} processes"
-
-
-def _store() -> Any:
-    return distributed.distributed_c10d._get_default_store()
 
 
 def moved(value: Any, device: torch.device | str) -> Any:

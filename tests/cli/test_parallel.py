@@ -18,7 +18,7 @@ from quire.cli.launch import launch
 from quire.cli.train import own_device
 from quire.errors import InputError, QuireError
 from quire.train.checkpoints import newest_checkpoint
-from quire.train.processes import Member, membership
+from quire.train.member import Member, membership
 from tests.cli.conftest import Quire
 
 pytestmark = pytest.mark.slow

@@ -61,6 +61,18 @@ batch.TensorData.batches, streamed.StreamedRows._read = batches, reading
 """
 
 
+ONE_GPU = """
+# Two processes with a GPU each, on what NCCL takes for two machines, so that they may share the only one.
+import sys
+import quire.cli.train
+
+quire.cli.train.own_device = lambda name, member: "cuda:0"
+words = sys.orig_argv
+started = words[words.index("--member") + 1] if "--member" in words else os.environ.get("RANK", "")
+os.environ |= {{"NCCL_HOSTID": "machine " + started, "NCCL_SOCKET_IFNAME": "lo"}}
+"""
+
+
 class Ended(NamedTuple):
     code: int
     said: str
@@ -68,13 +80,17 @@ class Ended(NamedTuple):
     """From the trouble to the end of all."""
 
 
-def run(folder: Path, words: list[str], act: str, number: int, *, torchrun: bool) -> Ended:
-    (folder / "sitecustomize.py").write_text(TROUBLE.format(number=number, act=act, folder=str(folder)))
+def run(
+    folder: Path, words: list[str], act: str, number: int, *, torchrun: bool, device: str = "cpu"
+) -> Ended:
+    begun = TROUBLE + ONE_GPU * (device == "cuda")
+    (folder / "sitecustomize.py").write_text(begun.format(number=number, act=act, folder=str(folder)))
+    words = [*words, "--device", device]
     command = [sys.executable, "-m", "quire", "train", *words, "--nproc", "2"]
     if torchrun:
         meet = ["--standalone", "--nproc-per-node", "2", "-m", "quire", "train"]
         command = [sys.executable, "-m", "torch.distributed.run", *meet, *words]
-    path = os.pathsep.join([str(folder), os.getcwd()])
+    path = os.pathsep.join([str(folder), os.getcwd(), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     ended = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
@@ -115,11 +131,14 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("act", "number", "torchrun"), CASES)
-def test_all_end_and_name_the_one(act: str, number: int, torchrun: bool, table: Path, tmp_path: Path) -> None:
-    words = ["mlp", "--data", str(table), "--steps", "100000", "--train.batch-size", "20", "--device", "cpu",
+def test_all_end_and_name_the_one(
+    act: str, number: int, torchrun: bool, device: str, table: Path, tmp_path: Path
+) -> None:
+    words = ["mlp", "--data", str(table), "--steps", "100000", "--train.batch-size", "20",
              "--train.checkpoint-every", "20", "--out", "run"]  # fmt: skip
-    ended = run(tmp_path, words, act, number, torchrun=torchrun)
+    ended = run(tmp_path, words, act, number, torchrun=torchrun, device=device)
     assert ended.code not in (0, 2)
     assert ended.seconds < PATIENCE, ended.said
     named = f"process {number} of 2"
@@ -147,7 +166,7 @@ def test_all_end_and_name_the_one(act: str, number: int, torchrun: bool, table: 
 def test_a_thread_that_reads_ahead(number: int, tmp_path: Path) -> None:
     """Rows that are read in pieces by a thread, which fails."""
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(4000, 3)).astype(np.float32))
-    words = ["kmeans", "--data", str(tmp_path / "rows.npy"), "--table.memory", "1e-9", "--device", "cpu",
+    words = ["kmeans", "--data", str(tmp_path / "rows.npy"), "--table.memory", "1e-9",
              "--sweeps", "100000", "--clusters", "30", "--tolerance", "0", "--out", "run"]  # fmt: skip
     ended = run(tmp_path, words, "raise", number, torchrun=False)
     assert ended.code == 1

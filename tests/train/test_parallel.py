@@ -118,7 +118,8 @@ class Pairs(Task):
     def coupled_terms(self, representations: Tensor, batch: Batch) -> dict[str, Tensor]:
         one, other = representations.unbind(1)
         likeness = one @ other.T - (batch.target[:, None] == batch.target) * 0.3
-        return {"pairs": nn.functional.cross_entropy(likeness, torch.arange(len(one)), reduction="sum")}
+        same = torch.arange(len(one), device=one.device)
+        return {"pairs": nn.functional.cross_entropy(likeness, same, reduction="sum")}
 
     def terms(self, batch: Batch, player: str = "model") -> dict[str, Tensor]:
         return self.coupled_terms(self.represent(batch), batch)
