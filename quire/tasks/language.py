@@ -114,7 +114,7 @@ class LanguageModel(Task):
             target.split(max(1, CHUNK_NUMBERS // size)),
             strict=True,
         ):
-            logits = (part if whole else F.linear(part, model.head_weight)).float()
+            logits = full_precision(part if whole else F.linear(part, model.head_weight))
             lost += F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum")
             right += ((logits.argmax(-1) == wanted) & (wanted != IGNORE)).sum()
         return {"target": lost}, {"lost": lost, "right": right, "tokens": (target != IGNORE).sum()}
@@ -134,7 +134,7 @@ class LanguageModel(Task):
 
     @torch.no_grad()
     def loss_each(self, batch: Batch) -> dict[str, Tensor]:
-        logits = self.model(batch.inputs).float()
+        logits = full_precision(self.model(batch.inputs))
         each = F.cross_entropy(logits.transpose(1, 2), batch.target, ignore_index=IGNORE, reduction="none")
         return {"target": each.sum(1) / (batch.target != IGNORE).sum(1).clamp(min=1)}
 
@@ -145,7 +145,7 @@ class LanguageModel(Task):
         """The token after each row's last one: the likeliest, and the probabilities (B, V) of all."""
         if mode != "mode":
             raise unknown_name("mode of a language model", mode, ("mode",))
-        probabilities = self.model(inputs)[:, -1].float().softmax(-1)
+        probabilities = full_precision(self.model(inputs)[:, -1]).softmax(-1)
         return {"token": probabilities.argmax(-1), "probabilities": probabilities}
 
     # -- Saving --------------------------------------------------------------------------------
