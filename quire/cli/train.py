@@ -103,7 +103,12 @@ def run(
     with aside:
         if member is None:
             return execute(recipe, options, command=command, shard=shard)
-        device = own_device(options.device, member)
+        try:
+            device = own_device(options.device, member)
+        except QuireError as error:
+            if member.local_number:  # the first of its machine says the same
+                raise SystemExit(error.exit_code) from None
+            raise
         options = dataclasses.replace(options, device=device)
         try:
             import torch

@@ -10,7 +10,7 @@ together have mean 0 and covariance 1; `mixture()` gives them in the rows' own.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, final, get_args
 
 import torch
@@ -149,6 +149,37 @@ class MixtureTask(StatisticsTask):
     def mixture(self) -> Mixture:
         """The best start's parameters, in the coordinates of the rows; float64."""
         return self.frame.take(self._best())
+
+    def warnings(self, history: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Whether likelihoods are high for want of variance. A component's rises without bound where its rows
+        are all alike, as they are in the columns of a category that it has to itself."""
+        flat = self._flat_directions()
+        if not flat.any():
+            return []
+        some, most = int((flat > 0).sum()), int(flat.max())
+        return [
+            f"{some} of {self.components} components are flat: in up to {most} of {self.features} directions "
+            f"they have no more variance than the floor of {self.reg_covar:g}, where all rows together have "
+            "more, so that their densities say more of the floor than of the rows; drop columns, or take a "
+            "simpler shape, fewer components or a higher floor"
+        ]
+
+    @torch.no_grad()
+    def _flat_directions(self) -> Tensor:
+        """(K,): in how many directions the rows of each component have less variance than is added to it, not
+        counting those in which all rows have as little."""
+        mixture = self.mixture()
+        away = mixture.means - mixture.weights @ mixture.means
+        between = torch.einsum("k,ki,kj->ij", mixture.weights, away, away)
+        if mixture.matrices:
+            within = mixture.covariances.expand(self.components, -1, -1)
+            own = torch.linalg.eigvalsh(within)
+            all_rows = torch.linalg.eigvalsh(torch.einsum("k,kij->ij", mixture.weights, within) + between)
+        else:
+            own = mixture.covariances.reshape(self.components, -1).expand(-1, self.features)
+            all_rows = mixture.weights @ own + between.diag()
+        least = 2 * self.reg_covar
+        return ((own < least).sum(1) - (all_rows < least).sum()).clamp(min=0)
 
     # -- Learning ------------------------------------------------------------------------------
 

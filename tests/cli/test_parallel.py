@@ -247,6 +247,10 @@ def test_mistakes_are_told_once_and_early(table: Path, tmp_path: Path, quire: Qu
         _, said = running.communicate(timeout=60)
     assert running.returncode == 2, said
     assert said.count("nothing") == 1
+    with started([*words, "--target", "kind", "--device", "cuda:7"], tmp_path) as running:
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 2, said
+    assert said.count("error: ") == said.count("--device cuda:7 for 2 processes") == 1
     assert not (tmp_path / "run").exists()
 
 

@@ -427,3 +427,14 @@ def test_the_trainers_callback_names_a_fault_while_it_trains() -> None:
 
     assert run(0.1) == []
     assert "units-die" in run(12.0)
+
+
+def test_a_task_s_own_warning_is_taken_apart() -> None:
+    course = Course(warnings=["2 of 3 components are flat: in 4 directions; drop columns", "all is lost"])
+    flat, lost = judge(course).findings
+    assert (flat.what, flat.evidence, flat.fix) == (
+        "2 of 3 components are flat", "in 4 directions", "drop columns"
+    )  # fmt: skip
+    assert (lost.what, lost.evidence, lost.fix) == (
+        "all is lost", "all is lost", "see the report of the run"
+    )  # fmt: skip

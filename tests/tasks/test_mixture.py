@@ -192,6 +192,31 @@ def test_the_floor_keeps_a_component_from_collapsing() -> None:
 
 
 @kinds
+def test_components_that_are_flat_are_told_of(kind: str) -> None:
+    """Where a category is a cluster's own, not where a column is constant or columns depend on each other."""
+    generator = torch.Generator().manual_seed(0)
+    which = torch.arange(300) % 3
+    places = torch.randn(300, 2, generator=generator) + 8 * which[:, None] * torch.tensor([1.0, -1.0])
+    category, constant = torch.nn.functional.one_hot(which).float(), torch.ones(300, 1)
+    dependent = places.sum(1, keepdim=True)
+
+    def told(*columns: Tensor) -> list[str]:
+        rows = torch.cat(columns, 1)
+        task = MixtureTask(rows.shape[1], 3, covariance_type=kind, reg_covar=1e-3)
+        fit_statistics(task, TensorData({"inputs": rows}), sweeps=50)
+        return task.warnings([])
+
+    assert told(places) == told(places, constant) == told(places, dependent) == []
+    found = told(places, category)
+    if kind == "spherical":  # whose one variance is that of the places as well
+        assert found == []
+    else:
+        # Of a category's three columns one depends on the others for all rows alike.
+        directions = 3 if kind == "diag" else 2
+        assert found[0].startswith(f"3 of 3 components are flat: in up to {directions} of 5 directions")
+
+
+@kinds
 def test_constant_columns_and_equal_rows(kind: str) -> None:
     x = make_rows()
     x[:, 1] = 4.0

@@ -49,8 +49,9 @@ def units_saturate(course: Course) -> Iterator[Finding]:
 @SIGNS.register("collapse")
 def collapse(course: Course) -> Iterator[Finding]:
     for warning in course.warnings:
-        what, _, rest = warning.partition(":")
-        yield Finding("warning", what, "model", rest.strip() or warning, "see the report of the run")
+        said, _, advice = warning.partition("; ")
+        what, _, evidence = said.partition(": ")
+        yield Finding("warning", what, "model", evidence or said, advice or "see the report of the run")
     found = layers(course)
     for first, last in found:
         # Only where rows differed before: a layer that is given the same each time can give nothing else.
