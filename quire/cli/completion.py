@@ -11,11 +11,25 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from quire.cli import bench, board, doctor, evaluate, explain, export, listing, predict, runs, sheet, study
+from quire.cli import (
+    bench,
+    board,
+    doctor,
+    download,
+    evaluate,
+    explain,
+    export,
+    listing,
+    predict,
+    runs,
+    sheet,
+    study,
+)
 from quire.cli.flags import Flag, table
 from quire.cli.parse import parse
 from quire.cli.recipes import all_recipes
 from quire.cli.train import with_processes
+from quire.data.known import KNOWN
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,7 @@ def places() -> dict[str, Place]:
     found = {
         "": Place((*COMMANDS, "--help", "--version")),
         "list": _place(listing.ListOptions),
+        "download": _place(download.DownloadOptions, tuple(KNOWN)),
         "train": Place(tuple(all_recipes())),
         "evaluate": _place(evaluate.EvaluateOptions),
         "predict": _place(predict.PredictOptions),

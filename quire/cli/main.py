@@ -37,6 +37,12 @@ def _train(words: Words) -> int:
     return main(words)
 
 
+def _download(words: Words) -> int:
+    from quire.cli.download import main
+
+    return main(words)
+
+
 def _evaluate(words: Words) -> int:
     from quire.cli.evaluate import main
 
@@ -123,6 +129,7 @@ def _completion(words: Words) -> int:
 
 COMMANDS: dict[str, Command] = {
     "list": Command("every recipe, with one line and its expected result", _list),
+    "download": Command("a well-known set of images: mnist, fashion-mnist, cifar-10", _download),
     "train": Command("train a recipe on built-in data, or on yours with --data", _train),
     "evaluate": Command("measures of a run, on its own data or on a file", _evaluate),
     "predict": Command("predictions of a run for the rows of a file", _predict),
