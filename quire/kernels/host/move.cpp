@@ -1,5 +1,5 @@
-/* A step of an optimiser over small groups of parameters, which is taken only if it is finite;
- * quire/train/optimisers.py has the same by PyTorch's kernels, of which each call takes as long as this.
+/* A step of an optimiser over groups of parameters, which is taken only if it is finite; quire/train/optimisers.py
+ * has the same by PyTorch's kernels, a call for each group, after one that checks it.
  *
  * What is not finite spoils the sum of squares of the gradient, so that sum is the check. All threads add up
  * their shares of it before any of them moves something. */
