@@ -136,7 +136,11 @@ def refuse_taken(out: Path, overwrite: bool) -> None:
 
 
 def print_text(options: SampleOptions, run: Run) -> None:
-    prompt = "\n" if options.prompt is None else options.prompt
+    from quire.data.text import TextPreparation
+    from quire.tasks.samples import opening
+
+    assert isinstance(run.preparation, TextPreparation)
+    prompt = opening(run.preparation) if options.prompt is None else options.prompt
     count = options.count or 1
     settings: dict[str, Any] = {
         "length": options.length or 300,

@@ -92,7 +92,7 @@ class LanguageOptions(DescentOptions):
     )
     train: Train = field(default_factory=lambda: _language_train(carry=True))
     prompt: str = ""
-    """How the samples of the report begin; a line break without it."""
+    """How the samples of the report begin; without it by a line break, where the text has any."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -302,7 +302,7 @@ def language_plan(
     from quire.recipes.plan import Plan, Sample, base_preparation
     from quire.recipes.reading import language_pictures
     from quire.tasks.language import LanguageModel
-    from quire.tasks.samples import sample_text
+    from quire.tasks.samples import opening, prompt_tokens, sample_text
 
     data = load_corpus(
         options.data or builtin,
@@ -310,6 +310,8 @@ def language_plan(
         seed=options.seed,
         like=like or base_preparation(options, TextPreparation, "language"),
     )
+    prompt = options.prompt or opening(data.preparation)
+    prompt_tokens(data.preparation, prompt)  # which may refuse it
     torch.manual_seed(options.seed)
     chunked = bool(getattr(options.model, "chunked", False))
     task = LanguageModel(build(data.preparation.tokeniser.vocab_size), chunked=chunked)
@@ -318,7 +320,6 @@ def language_plan(
     epochs = steps / steps_per_epoch(rows, options.train.batch_size)
 
     def samples() -> list[Sample]:
-        prompt = options.prompt or "\n"
         return [
             Sample(f"temperature {temperature:g}", text)
             for temperature in (0.5, 0.8, 1.0)

@@ -23,6 +23,13 @@ from quire.tasks.language import LanguageModel
 from quire.train.task import Task
 
 
+def opening(preparation: TextPreparation) -> str:
+    """What a text begins with where nobody says it: a line break, or what is next to it in a text without."""
+    tokeniser = preparation.tokeniser
+    usual = (sign for sign in ("\n", " ") if not len(tokeniser.unknown_places(sign)))
+    return next(usual, None) or tokeniser.decode([0])
+
+
 def prompt_tokens(preparation: TextPreparation, prompt: str) -> list[int]:
     """The tokens of a prompt; a character that training did not have is an error that names it."""
     if not prompt:

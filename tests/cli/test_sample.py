@@ -37,6 +37,36 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return execute(recipe, options).run
 
 
+@pytest.mark.parametrize(("text", "begins"), [("to be or not ", " "), ("abcabdacb", "a"), ("a line\n", "\n")])
+def test_a_text_without_line_breaks_begins_with_something_else(
+    text: str, begins: str, tmp_path: Path, quire: Quire
+) -> None:
+    """In the samples of the report, and where it is gone on with."""
+    path = tmp_path / "text.txt"
+    path.write_text(text * 60)
+    recipe = RECIPES["gru"]
+    options = recipe.options(
+        data=path, out=tmp_path / "run", steps=2, quiet=True,
+        text=Text(context=16), train=Train(batch_size=8, carry=True),
+    )  # fmt: skip
+    with undrawn():
+        run = execute(recipe, options).run
+    samples = json.loads((run / "samples.json").read_text())
+    assert all(sample["text"].startswith(begins) for sample in samples)
+    assert quire("sample", str(run), "--length", "5").out.startswith(begins)
+
+
+def test_a_prompt_that_cannot_be_read_is_refused_before_anything_is_trained(
+    tmp_path: Path, quire: Quire
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("to be or not\n" * 60)
+    wrong = quire("train", "gru", "--data", str(path), "--prompt", "to Ω", "--out", str(tmp_path / "run"))
+    assert wrong.code == 2
+    assert wrong.error.startswith("error: the character 'Ω', number 4 of the prompt\n")
+    assert not (tmp_path / "run").exists()
+
+
 def test_text_begins_with_the_prompt_and_repeats_with_its_seed(
     book: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
