@@ -23,8 +23,10 @@ def require_run(folder: Path) -> None:
 
 def require_file(path: Path) -> None:
     if not path.exists():
+        from quire.data.known import to_download
+
         beside = (str(other) for other in path.parent.iterdir()) if path.parent.is_dir() else ()
-        hint = nearest(str(path), beside)
+        hint = to_download(path) or nearest(str(path), beside)
         raise InputError(f"{path}: no such file", expected="a file that exists", fix=hint or "check the path")
 
 

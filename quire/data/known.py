@@ -131,6 +131,14 @@ KNOWN.register("cifar-10")(
 )  # fmt: skip
 
 
+def to_download(path: Path) -> str:
+    """How a known set comes to be there; nothing where none is called so."""
+    if path.name not in KNOWN:
+        return ""
+    folder = path if path.parent.name else Path("data", path.name)
+    return f"quire download {path.name} {folder}, then --data {folder}"
+
+
 def download(name: str, folder: Path, shown: Shown = lambda name, done, whole: None) -> Path:
     """Fetch a known set into `folder`, which must not be there yet and appears when all of it is right."""
     known = KNOWN[name]

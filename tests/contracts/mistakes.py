@@ -87,6 +87,9 @@ def _from_tests() -> Iterator[Mistake]:
 def _commands() -> Iterator[Mistake]:
     yield Mistake("command", "unknown command", ["trian", "mlp"])
     yield Mistake("command", "an option before the command", ["--quiet", "train"])
+    yield Mistake("command", "a set that is not known by name", ["download", "fashon-mnist"])
+    words = ["train", "lenet", "--data", "cifar-10"]
+    yield Mistake("command", "a known set that is not there yet", words)
     yield Mistake("command", "a run folder that exists", ["train", "mlp", "--out", "runs/mine"])
     yield Mistake("command", "a folder that is no run", ["train", "mlp", "--out", "pictures"])
     yield Mistake(
@@ -110,6 +113,8 @@ def _commands() -> Iterator[Mistake]:
     )
     yield Mistake("command", "adapters of a run that has none", ["adapter", "export", "runs/mine", "adapter"])
     yield Mistake("command", "text from a table's model", ["sample", "runs/mine"])
+    words = ["train", "gru", "--data", "mine.txt", "--prompt", "Ω", "--out", "made"]
+    yield Mistake("command", "a prompt in other letters", words, files={"mine.txt": b"to be or not\n" * 60})
 
 
 def _configurations() -> Iterator[Mistake]:

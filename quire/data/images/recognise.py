@@ -11,7 +11,7 @@ from quire.data.images.decode import is_image
 from quire.data.images.folders import read_folder, read_plain
 from quire.data.images.idx import find_images, is_idx, read_idx
 from quire.data.images.source import ImageSource
-from quire.data.known import KNOWN
+from quire.data.known import to_download
 from quire.errors import DataError, nearest
 from quire.options import Images, Scenes
 
@@ -74,7 +74,7 @@ def open_scenes(path: Path | str, options: Scenes, *, plain: bool = False) -> Im
 def _existing(path: Path | str, kinds: str, builtin: list[str]) -> Path:
     found = Path(path)
     if not found.exists():
-        hint = _to_download(found) if kinds is KINDS else ""
+        hint = to_download(found) if kinds is KINDS else ""
         siblings = [p.name for p in found.parent.iterdir()] if found.parent.is_dir() else []
         raise DataError(
             "no such file, folder or built-in set", path=path,
@@ -82,11 +82,3 @@ def _existing(path: Path | str, kinds: str, builtin: list[str]) -> Path:
             fix=hint or nearest(found.name, [*siblings, *builtin]) or "check the path",
         )  # fmt: skip
     return found
-
-
-def _to_download(path: Path) -> str:
-    """How a known set comes to be there."""
-    if path.name not in KNOWN:
-        return ""
-    folder = path if path.parent.name else Path("data", path.name)
-    return f"quire download {path.name} {folder}, then --data {folder}"
