@@ -31,8 +31,9 @@ from quire.tasks.predictions import detection_columns, plain_columns, prediction
 from quire.tasks.samples import Made, sample_data, sample_text, stream_text
 from quire.tasks.translation import Translation
 from quire.train.arguments import resolve_device
+from quire.train.checkpoints import list_checkpoints
 from quire.train.evaluate import evaluate, evaluation_batch
-from quire.train.folder import read_config
+from quire.train.folder import CHECKPOINTS, read_config
 from quire.train.task import Task
 from quire.tuning import Adapters
 
@@ -68,6 +69,11 @@ class Run:
     @cached_property
     def task(self) -> Task:
         return self.trained.task.to(self.device)
+
+    @property
+    def saved(self) -> bool:
+        """Whether it has left weights: one that fails in its first steps has not."""
+        return bool(list_checkpoints(self.path / CHECKPOINTS))
 
     @property
     def adapters(self) -> Adapters | None:
@@ -107,23 +113,27 @@ class Run:
 
     def diagnose(self, silence: Sequence[str] = ()) -> Verdict:
         """How training went and what stands in its way: the verdict on the run's records, on its network as
-        it was at first and as it was left, and on its data."""
-        from quire.recipes.checkup import check_up
+        it was at first and as it was left, and on its data. Where it has left none, its first steps are taken
+        again."""
+        from quire.recipes.checkup import check_up, check_up_again
 
+        if not self.saved:
+            return check_up_again(self.plan, self.device, silence=silence)
         return check_up(self.plan, self.task, self.records, self.result, silence=silence)
 
     def curvature(self, seconds: float = 10.0) -> Spectrum | None:
-        """The curvature of the training loss where the run was left; None for what has no gradient, or
-        several players."""
+        """The curvature of the training loss where the run was left, or begins where it has left no weights;
+        None for what has no gradient, or several players."""
         from quire.doctor.case import TaskCase
         from quire.doctor.curvature.bounded import case_spectrum
         from quire.recipes.checkup import batches
         from quire.train import StatisticsTask
 
-        if isinstance(self.task, StatisticsTask) or len(self.task.players) > 1:
+        task = self.task if self.saved else self.plan.task.to(self.device)
+        if isinstance(task, StatisticsTask) or len(task.players) > 1:
             return None
         few = batches(self.plan, self.device)
-        return case_spectrum(TaskCase(self.task, few, seed=self.plan.options.seed), seconds)
+        return case_spectrum(TaskCase(task, few, seed=self.plan.options.seed), seconds)
 
     def advise_step(self, steps: int) -> StepAdvice | None:
         """The step size with which the first `steps` of this run would have ended lowest, with its own kind

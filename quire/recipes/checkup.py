@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quire.data.batch import Batch, Data, as_judged, epoch_order, ordered
 from quire.doctor.case import TaskCase
@@ -13,8 +14,9 @@ from quire.doctor.course import Baseline, Course
 from quire.doctor.examine import examine_case
 from quire.doctor.findings import Finding
 from quire.doctor.probe import gradient_noise, recurrent_sizes
-from quire.doctor.verdict import Verdict, check_silenced, judge
+from quire.doctor.verdict import Verdict, check_silenced, diagnose_case, judge
 from quire.doctor.watch import Look, look
+from quire.options import Optim
 from quire.recipes.base import DescentOptions
 from quire.recipes.plan import Plan
 from quire.train import StatisticsTask
@@ -51,6 +53,26 @@ def check_up(
         for player in trained.players:
             before += look_at_player(plan, trained, player, course, last, silence)
     return judge(course, silence=silence, before=before)
+
+
+def check_up_again(plan: Plan, device: torch.device, *, silence: Sequence[str] = ()) -> Verdict:
+    """The verdict on a run that has left no weights, as one that failed in its first steps: these are taken
+    again, with its optimiser, and looked at."""
+    check_silenced(silence)
+    task, options = plan.task.to(device), plan.options
+    if isinstance(task, StatisticsTask) or not isinstance(options, DescentOptions):
+        return judge(Course(players=0), silence=silence)
+    player = task.players[0]
+    few, validation = batches(plan, device), batches(plan, device, "validation")
+    case = TaskCase(task, few, player, options.seed, validation)
+    case.optimisers = (optimiser_of(options.optim, task.player_parameters(player).values()),)
+    return diagnose_case(case, silence=silence)
+
+
+def optimiser_of(options: Optim, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    if options.name == "sgd":
+        return torch.optim.SGD(parameters, options.lr, options.momentum)
+    return torch.optim.Adam(parameters, options.lr, (options.beta1, options.beta2), options.eps)
 
 
 def look_at_player(

@@ -151,3 +151,17 @@ def test_a_run_has_a_page_beside_its_report(stranger: Path, quire: Any) -> None:
     refused = quire("doctor", "run", "--lr", "0.1")
     assert refused.code == 2
     assert "--lr 0.1 for a run" in refused.error
+
+
+@pytest.mark.parametrize("recipe", ["mlp", "gan"])
+def test_a_run_that_failed_before_anything_was_saved(recipe: str, stranger: Path, quire: Any) -> None:
+    """Its first steps are taken again."""
+    words = ["--optim.name", "sgd", "--optim.lr", "1e12", "--optim.clip-norm", "None", "--out", "failed"]
+    assert quire("train", recipe, *words, "--steps", "30", "--quiet").code == 1
+    assert not (stranger / "failed" / "checkpoints").exists()
+    found = quire("doctor", "failed")
+    assert found.code == 0, found.error
+    assert "not-finite" in found.out
+    assert ("The step size 1e+12 is too large" in found.out) == (recipe == "mlp")  # of one player
+    assert "<svg" in (stranger / "failed" / "doctor.html").read_text(encoding="utf-8")
+    assert quire("predict", "failed", "nothing.csv").code == 2
