@@ -80,7 +80,9 @@ def read_text(path: Path, options: TableOptions) -> Table:
     first_line, first = sample[0]
     point = from_comma if options.decimal == "comma" else str
     typed = [(line, [point(cell) for cell in cells]) for line, cells in sample]
-    header = options.header == "yes" or (options.header == "auto" and has_header(typed))
+    header = options.header == "yes" or (
+        options.header == "auto" and has_header(typed, cut=len(text) > SAMPLE_CHARACTERS)
+    )
     names = header_names(first) if header else [f"column {i}" for i in range(1, len(first) + 1)]
     check_names(names, str(path), first_line)
 
@@ -181,13 +183,16 @@ def choose_delimiter(path: Path, text: str, options: TableOptions) -> str:
     return max(DELIMITERS.values(), key=score)
 
 
-def has_header(sample: list[tuple[int, list[str]]]) -> bool:
+def has_header(sample: list[tuple[int, list[str]]], *, cut: bool = False) -> bool:
     """Whether the first record names the columns.
 
-    It does not when one of its cells is a number, boolean or date. It does when a column below is of
-    such a type. In a table of text alone it does unless a cell of it appears again below.
+    It does not when one of its cells is a number, boolean or date, unless it counts the columns from 0, as
+    libraries do for columns without names. It does when a column below is of such a type. In a table of text
+    alone it does unless a cell of it appears again below. A sample that is `cut` is not the whole table.
     """
     first, below = sample[0][1], [cells for _, cells in sample[1:]]
+    if _counts(first) and (not _counts(below[0]) if below else cut):
+        return True
     if any(looks_typed(cell) for cell in first):
         return False
     if not below:
@@ -202,6 +207,12 @@ def has_header(sample: list[tuple[int, list[str]]]) -> bool:
         not is_missing(cell) and any(len(cells) > position and cells[position] == cell for cells in below)
         for position, cell in enumerate(first)
     )
+
+
+def _counts(cells: list[str]) -> bool:
+    """0, 1, 2 …, maybe with nothing before it, where the numbers of rows stand below."""
+    cells = cells[1:] if cells and not cells[0] else cells
+    return len(cells) > 2 and cells == [str(i) for i in range(len(cells))]
 
 
 def from_comma(cell: str) -> str:

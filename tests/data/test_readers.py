@@ -237,6 +237,11 @@ def test_delimiters_newlines_and_byte_order_mark(
         (",a\n1,u\n2,v\n", True),
         (",u,v\n1,u,v\n", False),
         ("x,y\n,?\n3,4\n", True),
+        ("0,1,2\n0.5,1.5,3\n", True),
+        (",0,1,2\n0,7,8,9\n", True),
+        ("0,1,2\n0,1,2\n", False),
+        ("1,2,3\n4,5,6\n", False),
+        ("0,1\n5,6\n", False),
     ],
 )
 def test_header_is_recognised(tmp_path: Path, text: str, named: bool) -> None:
@@ -247,6 +252,15 @@ def test_header_is_recognised(tmp_path: Path, text: str, named: bool) -> None:
     unnamed = read_table(write(tmp_path, text), Options(header="no"))
     assert unnamed.names == [f"column {i + 1}" for i in range(text.split("\n")[0].count(",") + 1)]
     assert unnamed.lines[0] == 1
+
+
+def test_a_header_before_lines_that_are_longer_than_a_sample(tmp_path: Path) -> None:
+    columns = 9_000
+    first, other = ",".join(map(str, range(columns))), ",".join(["0.1234567"] * columns)
+    table = read_table(write(tmp_path, f"{first}\n{other}\n{other}\n"))
+    assert table.named
+    assert table.names[-1] == str(columns - 1)
+    assert len(table) == 2
 
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=6)
