@@ -32,20 +32,15 @@ class Copies:
         """Where all copies lie one behind the other, by bytes; None where each is a tensor of its own."""
         self._starts: list[int] = []
         self._clones: list[Tensor] = []
-        self._settled = False
-        """Whether the tensors are known to stay where they are: asking each takes longer than copying."""
-        self._memory: list[torch.UntypedStorage] = []
 
     def take(self, tensors: Sequence[Tensor]) -> None:
-        """Copy these, which are usually those of the last time."""
-        same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
-        if not (same and (self._settled or self._stayed())):
-            self._tensors, self._settled = list(tensors), False
+        """Copy these, which are usually those of the last time. Where each lies is asked every time: memory
+        that is made to be shared with other processes moves under tensors that stay the same."""
+        places = list(map(Tensor.data_ptr, tensors))
+        if places != self._places or not all(map(operator.is_, tensors, self._tensors)):
+            self._tensors, self._places = list(tensors), places
             self._lay_out()
         self._copy()
-
-    def _stayed(self) -> bool:
-        return list(map(Tensor.data_ptr, self._tensors)) == self._places
 
     def saved(self) -> list[Tensor]:
         """The copies, in the order of the tensors."""
@@ -58,9 +53,7 @@ class Copies:
         ]
 
     def keep(self, chosen: Sequence[int]) -> None:
-        """Have nothing to do with the others any more; the copies of these stay. What has been written to
-        since they were taken and is where it was, is where it will be."""
-        self._settled = self._stayed()
+        """Have nothing to do with the others any more; the copies of these stay."""
         self._tensors, self._places = [self._tensors[i] for i in chosen], [self._places[i] for i in chosen]
         if self._flat is None:
             self._clones = [self._clones[i] for i in chosen]
@@ -69,7 +62,7 @@ class Copies:
         self._prepare()
 
     def _lay_out(self) -> None:
-        self._flat, self._places = None, list(map(Tensor.data_ptr, self._tensors))
+        self._flat = None
         if host.library() is not None and all(t.is_cpu and t.is_contiguous() for t in self._tensors):
             self._starts, end = [], 0
             for tensor in self._tensors:
@@ -82,7 +75,6 @@ class Copies:
 
     def _prepare(self) -> None:
         """One call that copies them all."""
-        self._memory = [tensor.untyped_storage() for tensor in self._tensors]  # which thereby stays
         if self._flat is None:
             self._copy = partial(torch._foreach_copy_, self._clones, self._tensors) if self._clones else list
             return

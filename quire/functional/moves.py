@@ -81,12 +81,20 @@ def make_move(
         return None
     rows = (_Part * len(parts))()
     for row, part in zip(rows, parts, strict=True):
-        row.values, row.gradient = part.values.data_ptr(), part.gradient.data_ptr()
         row.taken, row.count = part.taken.data_ptr(), part.values.numel()
         row.decay, row.factor = part.decay, part.factor
         for name, buffer in zip(("first", "second"), part.buffers, strict=False):
             setattr(row, name, buffer.data_ptr())
     move = _Move(ctypes.addressof(rows), len(parts), kind, decoupled, checked, together, beta1, beta2, eps)
-    found = partial(library.quire_move, ctypes.addressof(move))
-    found.kept = move, rows, parts  # type: ignore[attr-defined]
-    return found
+    call = partial(library.quire_move, ctypes.addressof(move))
+    call.kept = move, rows, parts  # type: ignore[attr-defined]
+    watched = [(row, part.values, part.gradient) for row, part in zip(rows, parts, strict=True)]
+
+    def step(rate: float, loss: float) -> float:
+        # Memory that is made to be shared with other processes moves under parameters that stay the same.
+        for row, values, gradient in watched:
+            row.values, row.gradient = values.data_ptr(), gradient.data_ptr()
+        found: float = call(rate, loss)
+        return found
+
+    return step

@@ -87,16 +87,22 @@ def test_what_was_replaced_or_moved_at_first_is_looked_for_ever_after(way: str, 
         assert agree(kept.saved(), wanted)
 
 
-def test_memory_that_is_copied_from_stays(way: str) -> None:
-    """Though a tensor that has never moved goes elsewhere."""
-    given, kept = tensors(), Copies()
+@pytest.mark.parametrize("how", ["shared", "resized", "elsewhere"])
+def test_memory_that_goes_away_under_a_tensor_is_left_alone(way: str, how: str) -> None:
+    """Sharing it with other processes moves it, and frees what it was."""
+    given, kept = [torch.full((100_000,), float(i)) for i in range(3)], Copies()
     kept.take(given)
-    kept.keep(range(len(given)))
-    wanted = given[2].clone()
-    given[2].data = torch.zeros(3)
-    others = [torch.full((3,), 7.0) for _ in range(100)]
+    kept.keep(range(3))
+    if how == "shared":
+        given[1].share_memory_()
+    elif how == "resized":
+        given[1].resize_(400_000).fill_(8.0)
+    else:
+        given[1].data = torch.full((5,), 8.0)
+    given[1].add_(1)
+    others = [torch.full((100_000,), 7.0) for _ in range(9)]
     kept.take(given)
-    assert torch.equal(kept.saved()[2], wanted if way == "one call" else given[2])
+    assert agree(kept.saved(), given)
     assert others
 
 

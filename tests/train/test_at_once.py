@@ -140,6 +140,29 @@ def test_a_gradient_that_is_not_finite_moves_nothing(
         torch.testing.assert_close(optimiser.state(), state, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("what", ["values", "gradients"])
+def test_memory_that_goes_away_under_parameters_is_left_alone(what: str, threads: int) -> None:
+    """Sharing it with other processes moves it, and frees what it was."""
+    with limited("plain"):
+        (given, _, move), (theirs, _, same) = (
+            prepared(WAYS["adamw"], threads),
+            prepared(WAYS["adamw"], threads),
+        )
+        for step in range(4):
+            for mine, their in zip(given.values(), theirs.values(), strict=True):
+                assert mine.grad is not None
+                assert their.grad is not None
+                if step == 2:
+                    (mine.data if what == "values" else mine.grad).share_memory_()
+                mine.grad.copy_(torch.randn(mine.shape))
+                their.grad.copy_(mine.grad)
+            others = [torch.full((15_000,), 7.0) for _ in range(9)]
+            move(0.01, 0.0)
+            same(0.01, 0.0)
+            assert all(bool((other == 7).all()) for other in others)
+        torch.testing.assert_close(dict(given), dict(theirs), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_moves_nothing(loss: float, threads: int) -> None:
     with limited("plain"):
