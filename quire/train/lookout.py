@@ -102,13 +102,16 @@ def attended(device: torch.device, fix: str, log: Callable[[str], object] | None
     try:
         yield
     except Exception as problem:
-        if lookout is not None:
+        lost = says_that_touch_is_lost(problem)
+        if lookout is not None and lost:
+            lookout.over.set()  # it is not this process that is gone
+        elif lookout is not None:
             # What all know of, none has to be told.
             known = isinstance(problem, Interrupted) or hasattr(problem, "said_elsewhere")
             if not known:
                 leave_word(problem)
             lookout.close(alarm=not known)
-        if not says_that_touch_is_lost(problem):
+        if not lost:
             raise
         raise LostTouch(who_is_gone(), fix) from problem
     if lookout is not None:

@@ -16,7 +16,8 @@ from torch import distributed
 
 from quire.errors import InputError
 from quire.train import Interrupted, lookout
-from quire.train.lookout import attended
+from quire.train.lookout import LostTouch, attended
+from quire.train.processes import from_all
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +35,12 @@ def work(act: str, number: int) -> None:
     if act == "done":
         time.sleep(3 * lookout.GRACE * (number != WHO))
         return
+    if number != WHO and act == "killed while all talk":
+        while True:
+            from_all(number)
     if number != WHO:
         time.sleep(PATIENCE)
-    if act == "killed":
+    if act.startswith("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     if act == "raises":
         raise ValueError("the disk said no")
@@ -49,6 +53,8 @@ def main(path: Path, number: int, act: str) -> None:
     try:
         with attended(GPU, "go on", lambda line: (path / f"log {number}").write_text(line)):
             work(act, number)
+    except LostTouch as lost:
+        (path / f"lost {number}").write_text(lost.got)
     finally:
         os._exit(ENDED)
 
@@ -90,6 +96,18 @@ def test_who_waits_for_one_that_is_gone_ends_and_names_it(act: str, why: str, tm
         lost = f"process {number} of {COUNT} lost touch with another, which has failed or was ended"
         assert f"error: {lost}: process {WHO} of {COUNT}{why}\n  fix: go on\n" in said
         assert (tmp_path / f"log {number}").read_text() == f"failed: {lost}: process {WHO} of {COUNT}{why}"
+
+
+def test_who_is_told_by_its_own_call_names_the_one_that_is_gone(tmp_path: Path) -> None:
+    """And none of those that are left."""
+    for number, (code, said, seconds) in enumerate(run(tmp_path, "killed while all talk")):
+        if number == WHO:
+            assert code == -signal.SIGKILL
+            continue
+        assert seconds < PATIENCE / 2
+        assert code == ENDED, said
+        lost = (tmp_path / f"lost {number}").read_text()
+        assert lost.endswith(f"has failed or was ended: process {WHO} of {COUNT}")
 
 
 @pytest.mark.parametrize("act", ["known", "done"])
