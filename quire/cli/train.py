@@ -17,6 +17,7 @@ from quire.cli.parse import parse_with_config
 from quire.cli.paths import require_file, require_run
 from quire.cli.recipes import all_recipes, find_recipe
 from quire.cli.show import print_json, print_measures
+from quire.cli.twice import ending_when_asked_twice
 from quire.errors import InputError, QuireError
 from quire.options import Parallel
 from quire.recipes.base import Recipe, RunOptions
@@ -100,7 +101,7 @@ def run(
     command = shlex.join(["quire", "train", *words])
     # With --json standard output holds the object and nothing else, whatever a library prints.
     aside = contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext()
-    with aside:
+    with aside, ending_when_asked_twice():
         if member is None:
             return execute(recipe, options, command=command, shard=shard)
         try:

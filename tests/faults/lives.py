@@ -9,6 +9,7 @@ it writes. What it is doing stands in memory that all share: steps taken, saves 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import io
 import json
@@ -48,6 +49,8 @@ class Kind(NamedTuple):
 
     words: tuple[str, ...]
     interval: int = INTERVAL
+    together: tuple[str, ...] = ()
+    """Words of several processes, which are no part of a run."""
 
 
 def prepare(folder: Path, names: Sequence[str] = ()) -> dict[str, Kind]:
@@ -73,6 +76,7 @@ def _kinds(folder: Path) -> dict[str, Kind]:
     made = {
         "mlp": Kind((*mlp, "--train.micro-batches", "2", *often)),
         "base": Kind((*mlp, "--steps", "2")),
+        "split": Kind((*on_table, "--model.hidden", "200", "200", *often), together=("--parallel.shard",)),
         "tuned": Kind((*on_table, *often, "--tune.base", str(folder / "base"), "--tune.lora.rank", "2")),
         "gan": Kind(("gan", "--data", table, *players, *often)),
         "gru": Kind(("gru", *reads)),
@@ -82,7 +86,7 @@ def _kinds(folder: Path) -> dict[str, Kind]:
         "pca": Kind(("pca", "--data", table, "--components", "2"), 1),
     }
     return {
-        name: Kind((*kind.words, "--quiet", "--device", "cpu"), kind.interval) for name, kind in made.items()
+        name: kind._replace(words=(*kind.words, "--quiet", "--device", "cpu")) for name, kind in made.items()
     }
 
 
@@ -118,19 +122,19 @@ NOTES = Notes()
 
 def _take_notes() -> None:
     """From now on this process, and whatever it forks, notes its steps and saves. Sweeps, which are saved
-    once a minute, are saved each time. A step waits a while where `slow` says so."""
+    once a minute, are saved each time. A step takes a minute where `slow` says so."""
     step, sweep, save = Stepper.step, Sweeps._take_sweep, RunFolder.save
 
     def noted_step(self: Stepper, *values: Any) -> Any:
         if NOTES["slow"]:
-            time.sleep(NOTES["slow"])
+            _stay_in_c()
         found = step(self, *values)
         NOTES["step"] = values[-1] + 1
         return found
 
     def noted_sweep(self: Sweeps) -> None:
         if NOTES["slow"]:
-            time.sleep(NOTES["slow"])
+            _stay_in_c()
         before = self.sweep
         try:
             sweep(self)
@@ -148,6 +152,11 @@ def _take_notes() -> None:
     assert fit_statistics.__kwdefaults__ is not None
     fit_statistics.__kwdefaults__["checkpoint_seconds"] = 0.0
     quire.cli.launch.subprocess = _Forking  # type: ignore[assignment]
+
+
+def _stay_in_c() -> None:
+    """One call that takes a minute, in which Python hears of no signal."""
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)
 
 
 # -- Processes -------------------------------------------------------------------------------------
@@ -326,7 +335,7 @@ def line(kind: Kind, path: Path, count: int) -> list[str]:
     words = [*kind.words, "--out", str(path)]
     if path.exists():
         words = [kind.words[0], "--resume", str(path), "--quiet"]
-    return [*words, *(("--nproc", str(count)) if count > 1 else ())]
+    return [*words, *(("--nproc", str(count), *kind.together) if count > 1 else ())]
 
 
 def newest_step(path: Path) -> int:
