@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         written = _bytes_below(temporary)
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise _unwritable(path, problem, written) from problem
+        raise unwritable(path, problem, written) from problem
     sync_folder(path.parent)
 
 
@@ -62,7 +62,7 @@ def appending(path: Path) -> Iterator[IO[str]]:
         with path.open("a", encoding="utf-8") as file:
             yield file
     except OSError as problem:
-        raise _unwritable(path, problem, _bytes_below(path)) from problem
+        raise unwritable(path, problem, _bytes_below(path)) from problem
 
 
 def _bytes_below(path: Path) -> int:
@@ -72,7 +72,7 @@ def _bytes_below(path: Path) -> int:
     return 0
 
 
-def _unwritable(path: Path, problem: BaseException, written: int) -> BaseException:
+def unwritable(path: Path, problem: BaseException, written: int = 0) -> BaseException:
     """The same problem where it is none of writing; otherwise one that says where and how much. safetensors
     has an error of its own for what the system refuses it."""
     refused = re.search(r"\(os error (\d+)\)", str(problem))
@@ -130,7 +130,7 @@ def folder_that_appears_whole(target: Path) -> Iterator[Path]:
     except BaseException as problem:
         written = _bytes_below(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
-        raise _unwritable(target, problem, written) from problem
+        raise unwritable(target, problem, written) from problem
 
 
 FREELY = 48 * 2**20
@@ -199,7 +199,7 @@ GROWS = ("log.txt", "metrics.jsonl")
 
 
 def write_sums(folder: Path, patterns: tuple[str, ...] = ("*.*", "figures/*")) -> None:
-    """Size and SHA-256 of the files of a finished run; those of its checkpoints are in their manifests."""
+    """Size and SHA-256 of the files of a run; those of its checkpoints are in their manifests."""
     found = {
         path.relative_to(folder).as_posix(): path for pattern in patterns for path in folder.glob(pattern)
     }
@@ -213,8 +213,8 @@ def write_sums(folder: Path, patterns: tuple[str, ...] = ("*.*", "figures/*")) -
 
 
 def check_sums(folder: Path, *names: str) -> None:
-    """CheckpointError where one of these files, or without names any file, is not as the finished run left
-    it. A run that has not ended has no sums and nothing to check."""
+    """CheckpointError where one of these files, or without names any file, is not as the run left it. Of a
+    run that has not ended that is its configuration."""
     if not (folder / SUMS).exists():
         return
     sums = _read_sums(folder / SUMS)

@@ -15,6 +15,7 @@ from quire.cli import flags
 from quire.cli.config import read_config
 from quire.cli.paths import require_run
 from quire.errors import InputError
+from quire.files import check_sums
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ def parse_with_config(
     if not flags.wants_help(words) and (file or resumed):
         if resumed:
             require_run(resumed)
+            check_sums(resumed, "config.toml")
         file = file or Path(resumed or "") / "config.toml"
         default, from_file = read_config(with_config, file, recipe, flags.given(words))
     try:

@@ -148,14 +148,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(manifest["step"], tensors, documents)
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint:
-    """The newest checkpoint that verifies."""
+def newest_checkpoint(folder: Path, tell: Callable[[str], object] = lambda problem: None) -> Checkpoint:
+    """The newest checkpoint that verifies; of those that do not somebody is told."""
     problems = []
     for path in list_checkpoints(folder):
         try:
             return load_checkpoint(path)
         except CheckpointError as problem:
             problems.append(problem.got)
+            tell(problem.got)
     raise CheckpointError(
         f"{folder}: no checkpoint" + (f" that verifies ({'; '.join(problems)})" if problems else ""),
         expected="a folder step-N with a manifest and its files",

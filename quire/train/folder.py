@@ -23,11 +23,14 @@ from typing import IO, Any
 from quire.errors import CheckpointError, InputError
 from quire.files import (
     appending,
+    check_sums,
     folder_that_appears_whole,
     names_its_file,
     parse_toml,
     read_file,
+    unwritable,
     write_bytes,
+    write_sums,
 )
 from quire.train.checkpoints import Checkpoint, list_checkpoints, newest_checkpoint, save_checkpoint
 from quire.train.toml import dump_toml
@@ -61,6 +64,7 @@ class RunFolder:
             shutil.rmtree(path)
         with folder_that_appears_whole(path) as temporary:
             (temporary / CONFIG).write_text(dump_toml(config), encoding="utf-8")
+            write_sums(temporary, (CONFIG,))  # a run that has ended has those of its other files as well
             (temporary / METRICS).touch()
             (temporary / LOG).touch()
         return cls(path, resuming=False)
@@ -73,7 +77,7 @@ class RunFolder:
 
     def record(self, record: dict[str, Any]) -> None:
         with appending(self.path / METRICS) as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(_line(record))
 
     def save(self, checkpoint: Checkpoint, *, keep: int) -> None:
         whole = Checkpoint(checkpoint.step, checkpoint.tensors, {**checkpoint.documents, **self.documents})
@@ -86,13 +90,22 @@ class RunFolder:
         history: list[dict[str, Any]] = []
         checkpoint = None
         if list_checkpoints(self.path / CHECKPOINTS):
-            checkpoint = newest_checkpoint(self.path / CHECKPOINTS)
+            checkpoint = newest_checkpoint(self.path / CHECKPOINTS, self.log)
             history = checkpoint.documents["progress"]["history"]
         # Records after the checkpoint belong to steps that will be taken again.
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in history)
-        write_bytes(self.path / METRICS, lines.encode())
+        write_bytes(self.path / METRICS, self._lines(history).encode())
         self.log(f"resumed at step {checkpoint.step if checkpoint else 0}")
         return checkpoint
+
+    def _lines(self, history: list[dict[str, Any]]) -> str:
+        """Those of the metrics that a checkpoint knows of, as they stand, or else as it has them."""
+        with suppress(OSError, ValueError):
+            found = read_file(self.path / METRICS).decode().splitlines(keepends=True)[: len(history)]
+            records = [json.loads(line) for line in found]
+            if records == history and found == [*map(_line, records)]:
+                return "".join(found)
+        self.log(f"{METRICS} was not as it was left; its lines are those of the checkpoint again")
+        return "".join(map(_line, history))
 
     def log(self, message: str) -> None:
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -101,6 +114,10 @@ class RunFolder:
 
     def close(self) -> None:
         self._lock.close()
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def check_free(path: Path, *, overwrite: bool) -> None:
@@ -141,11 +158,15 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     if config.get("format") != 1:
         raise CheckpointError(f"{path / CONFIG}: format {config.get('format')}", expected="format 1")
+    check_sums(path, CONFIG)
     return config
 
 
 def _lock(path: Path) -> IO[str]:
-    file = (path / ".lock").open("w")
+    try:
+        file = (path / ".lock").open("w")
+    except OSError as problem:
+        raise unwritable(path / ".lock", problem) from problem
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
