@@ -17,6 +17,7 @@ from quire.train.arguments import check_fit, resolve_device
 from quire.train.average import Average
 from quire.train.checkpoints import Checkpoint
 from quire.train.evaluate import check_monitor, evaluate, losses
+from quire.train.guard import non_finite_weights
 from quire.train.keeping import (
     Fit,
     Interrupt,
@@ -251,11 +252,20 @@ class Descent:
         """End training after the step under way, as if patience had run out; for callbacks."""
         self.asked_to_stop = True
 
+    def _settle(self) -> None:
+        """Before weights are judged or saved, they have to be there, and finite."""
+        self.stepper.settle()
+        error = non_finite_weights(self.stepper.players, self.step)
+        if self.peers is not None and any(from_all(error is not None)):
+            error = self.peers.blame(error, self.step)
+        if error is not None:
+            raise error
+
     # -- Judging -------------------------------------------------------------------------------
 
     def _validate(self) -> bool:
         """Judge, record, remember the best; True when patience has run out."""
-        self.stepper.settle()
+        self._settle()
         train_values = self._running_loss()
         self.running.clear()
         penalty = sum(player.penalty() for player in self.stepper.players)
@@ -326,7 +336,7 @@ class Descent:
     def save(self, *, weights: State | None = None, final: State | None = None) -> None:
         """A checkpoint of this moment; at the end also the `final` weights that the task is left with."""
         assert self.keeps
-        self.stepper.settle()
+        self._settle()
         tensors, progress = contents(self, weights, final)
         if self.store is not None or self.shards is not None:  # otherwise another process writes
             with self.shards.gathering(tensors) if self.shards else nullcontext(tensors) as written:

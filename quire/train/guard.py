@@ -18,6 +18,7 @@ from quire.train.player import Player
 from quire.train.task import Task
 
 SHOWN = 8
+SMALLER = "lower --optim.lr or set --optim.clip-norm 1"
 
 
 def quick_norm(player: Player) -> float:
@@ -29,6 +30,25 @@ def quick_norm(player: Player) -> float:
     return math.sqrt(squares) if math.isfinite(squares) else player.norm().item()
 
 
+def non_finite_weights(players: Sequence[Player], step: int) -> NonFiniteError | None:
+    """The error for weights that a step has left. A layer that saturates goes on with infinite ones, and
+    neither loss nor gradient shows it."""
+    for player in players:
+        for group in player.groups:
+            if _finite(group.flat):
+                continue
+            named = group.named(group.flat).items()
+            name = group.names[0] if group.split else next(name for name, part in named if not _finite(part))
+            error = NonFiniteError(
+                f"step {step}: the weights '{name}' are not finite any more, though loss and gradient are",
+                expected="finite weights wherever they are judged or saved",
+                fix=f"{SMALLER}; what was saved before goes on with --resume",
+            )
+            error.step, error.rows = step, []  # type: ignore[attr-defined]
+            return error
+    return None
+
+
 def explain_non_finite(
     task: Task, batch: Batch, step: int, player: str, parts: Sequence[Batch] = ()
 ) -> NonFiniteError:
@@ -36,7 +56,7 @@ def explain_non_finite(
     those of the batch that there is memory for."""
     evidence: list[str] = []
     rows: list[int] = []
-    fix = "lower --optim.lr or set --optim.clip_norm 1"
+    fix = SMALLER
     parts = parts or [batch]
 
     for name, value in batch.fields.items():

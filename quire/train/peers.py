@@ -276,7 +276,7 @@ class Peers:
                 f"step {step}: the gradient overflowed when the shares of {self.count} processes were added. "
                 "The step was not applied",
                 expected="finite data, loss and gradients",
-                fix="lower --optim.lr or set --optim.clip_norm 1",
+                fix="lower --optim.lr or set --optim.clip-norm 1",
             )
         found = errors[number]
         assert found is not None

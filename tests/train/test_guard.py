@@ -97,7 +97,7 @@ def test_a_gradient_that_is_not_finite_is_named_with_its_tensor() -> None:
 
 def test_a_step_size_that_explodes_is_stopped_before_the_weights_are_lost() -> None:
     task = regressor(hidden=(8,))
-    with pytest.raises(NonFiniteError, match=r"(?s)fix: lower --optim.lr or set --optim.clip_norm"):
+    with pytest.raises(NonFiniteError, match=r"(?s)fix: lower --optim.lr or set --optim.clip-norm"):
         fit(task, numbers(), epochs=200, optim=Optim("sgd", lr=1e4), train=PLAIN)
     assert all(torch.isfinite(value).all() for value in task.state_dict().values())
 
@@ -139,7 +139,7 @@ def test_a_gradient_whose_norm_overflows_is_told_from_one_that_is_not_finite(cli
     task = Supervised(nn.Sequential(nn.Linear(5, 3), Steep()), Categorical(3))
     before = state(task)
     with pytest.raises(NonFiniteError, match=r"step 0: the norm of the gradient overflowed"):
-        fit(task, classes(), epochs=1, optim=Optim(clip_norm=clip), train=PLAIN)
+        fit(task, classes(), epochs=1, optim=Optim(clip-norm=clip), train=PLAIN)
     assert all(torch.equal(value, before[name]) for name, value in state(task).items())
 
 
