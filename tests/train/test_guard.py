@@ -139,7 +139,7 @@ def test_a_gradient_whose_norm_overflows_is_told_from_one_that_is_not_finite(cli
     task = Supervised(nn.Sequential(nn.Linear(5, 3), Steep()), Categorical(3))
     before = state(task)
     with pytest.raises(NonFiniteError, match=r"step 0: the norm of the gradient overflowed"):
-        fit(task, classes(), epochs=1, optim=Optim(clip-norm=clip), train=PLAIN)
+        fit(task, classes(), epochs=1, optim=Optim(clip_norm=clip), train=PLAIN)
     assert all(torch.equal(value, before[name]) for name, value in state(task).items())
 
 

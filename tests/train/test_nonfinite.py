@@ -107,7 +107,7 @@ def check(
     if place == "weight" and "are not finite any more" in said:  # seen at the epoch's end
         assert kind in SATURATED
         assert said.startswith(
-            f"process {who} of 2, step 9: the weights '" if two else "step 9: the weights '"
+            f"process {who} of 2, step 5: the weights '" if two else "step 5: the weights '"
         )
         return
     assert said.startswith(f"process {who} of 2, step {STEP}: " if two else f"step {STEP}: ")
