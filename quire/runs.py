@@ -60,7 +60,7 @@ class Run:
         self.notes: tuple[str, ...] = ()
         """On the file that was last read: cells and columns that training did not have."""
         self.config = read_config(path)
-        check_sums(path, "config.toml", "result.json")
+        check_sums(path, "result.json")
 
     @cached_property
     def trained(self) -> Trained:
@@ -115,11 +115,12 @@ class Run:
         """How training went and what stands in its way: the verdict on the run's records, on its network as
         it was at first and as it was left, and on its data. Where it has left none, its first steps are taken
         again."""
-        from quire.recipes.checkup import check_up, check_up_again
+        from quire.recipes.checkup import check_up, check_up_again, failure
 
+        failed = failure(self.path)
         if not self.saved:
-            return check_up_again(self.plan, self.device, silence=silence)
-        return check_up(self.plan, self.task, self.records, self.result, silence=silence)
+            return check_up_again(self.begun, self.device, self.records, failed, silence=silence)
+        return check_up(self.begun, self.task, self.records, self.result, failed, silence=silence)
 
     def curvature(self, seconds: float = 10.0) -> Spectrum | None:
         """The curvature of the training loss where the run was left, or begins where it has left no weights;
@@ -129,11 +130,12 @@ class Run:
         from quire.recipes.checkup import batches
         from quire.train import StatisticsTask
 
-        task = self.task if self.saved else self.plan.task.to(self.device)
+        plan = self.begun
+        task = self.task if self.saved else plan.task
         if isinstance(task, StatisticsTask) or len(task.players) > 1:
             return None
-        few = batches(self.plan, self.device)
-        return case_spectrum(TaskCase(task, few, seed=self.plan.options.seed), seconds)
+        few = batches(plan, self.device)
+        return case_spectrum(TaskCase(task, few, seed=plan.options.seed), seconds)
 
     def advise_step(self, steps: int) -> StepAdvice | None:
         """The step size with which the first `steps` of this run would have ended lowest, with its own kind
@@ -143,7 +145,7 @@ class Run:
         from quire.recipes.checkup import batches
         from quire.train import StatisticsTask
 
-        plan = self.plan
+        plan = self.begun
         options: Any = plan.options
         if isinstance(plan.task, StatisticsTask) or len(plan.task.players) > 1:
             return None
@@ -172,10 +174,17 @@ class Run:
                     fix="judge on the whole new file with quire evaluate RUN --data FILE",
                 )
         tune = getattr(options, "tune", None)
-        if tune is not None and tune.base is not None:
+        if tune is not None and tune.base is not None and self.saved:
             # The run has the base's preparation itself, and needs the base no more.
             options = replace(options, tune=replace(tune, base=self.path))
         return RECIPES[self.config["recipe"]].build(options)
+
+    @cached_property
+    def begun(self) -> Plan:
+        """The plan; of a run that has left no weights, with its task as the first step found it."""
+        from quire.recipes.checkup import begin
+
+        return self.plan if self.saved else begin(self.plan, self.device)
 
     def options(self) -> Any:
         """The options that the run was made with."""

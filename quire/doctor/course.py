@@ -91,6 +91,8 @@ class Course:
     """Whether the weights that did best in validation are those that are kept."""
     warnings: list[str] = field(default_factory=list)
     """What a task says of its own kind of collapse."""
+    failed: str = ""
+    """What training failed with, in the words of its log."""
 
     @classmethod
     def of_history(cls, records: Iterable[Mapping[str, Any]], **known: Any) -> Course:

@@ -34,6 +34,8 @@ LOOK_STEPS = 3
 """Steps that a look takes about as long as."""
 EVERY = 20
 """Steps between two looks at the curvature, at least."""
+LEAST_STEPS = 10
+"""Of `FirstSteps`, however long they take."""
 
 
 class Beside:
@@ -166,3 +168,37 @@ class Watching(Callback):
                 if self.said is not None and finding.severity != "note" and key not in self._told:
                     self._told.add(key)
                     self.said(finding)
+
+
+class FirstSteps(Watching):
+    """Looks at the same rows before the first step and after each, and ends training after so many `steps` or
+    when it is later than `until`."""
+
+    def __init__(self, steps: int, until: float) -> None:
+        super().__init__()
+        self.steps, self.until = steps, until
+
+    def on_start(self, descent: Descent) -> None:
+        super().on_start(descent)
+        self._look(0)
+
+    def on_step(self, descent: Descent, step: int) -> None:
+        self._look(step)
+        if step >= self.steps or (step >= LEAST_STEPS and time.perf_counter() > self.until):
+            descent.stop()
+
+    def on_record(self, descent: Descent, record: Record) -> None:
+        """Its loss is that of other rows."""
+
+    def _look(self, step: int) -> None:
+        for monitor in self.monitors.values():
+            monitor.steps = step
+            monitor.look()
+            monitor.course.train.append((step, monitor.course.looks[-1].loss))
+
+    @property
+    def course(self) -> Course:
+        """That of the first player whose numbers broke, or of the first."""
+        courses = [monitor.course for monitor in self.monitors.values()]
+        broken = (course for course in courses if any(seen.broken() for seen in course.looks))
+        return next(broken, courses[0] if courses else Course())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from functools import partial
 from statistics import fmean
 
@@ -41,16 +42,23 @@ def probe(case: Case, *, steps: int = 30, seconds: float = 20.0) -> Course:
         course.momentum = float(given.param_groups[0].get("momentum", 0.0))
     train_copy(case, course, 1.0, steps, began + seconds / 2)
     if given is not None:
-        course.trials.append(trial(course, 1.0, len(case.batches)))
-        for factor in factors(course.trials[0]):
-            other = Course()
-            train_copy(case, other, factor, steps, began + seconds)
-            course.trials.append(trial(other, factor, len(case.batches)))
-            learned = course.trials[-2].change > HARDLY
-            worse = not course.trials[-1].after < course.trials[-2].after
-            if (learned and worse) or time.perf_counter() > began + seconds:
-                break
+        until = began + seconds
+        try_others(
+            course, lambda factor: train_copy(case, Course(), factor, steps, until), until, len(case.batches)
+        )
     return course
+
+
+def try_others(course: Course, train: Callable[[float], Course], until: float, batches: int) -> None:
+    """Train with other step sizes where the one that is given fails; each is judged by the mean of its first
+    losses and that of its last, of so many `batches`."""
+    course.trials.append(trial(course, 1.0, batches))
+    for factor in factors(course.trials[0]):
+        course.trials.append(trial(train(factor), factor, batches))
+        learned = course.trials[-2].change > HARDLY
+        worse = not course.trials[-1].after < course.trials[-2].after
+        if (learned and worse) or time.perf_counter() > until:
+            break
 
 
 def factors(given: Trial) -> tuple[float, ...]:
@@ -67,7 +75,7 @@ def trial(course: Course, factor: float, batches: int) -> Trial:
     return Trial(factor, fmean(values[:few]), fmean(values[-few:]))
 
 
-def train_copy(case: Case, course: Course, factor: float, steps: int, until: float) -> None:
+def train_copy(case: Case, course: Course, factor: float, steps: int, until: float) -> Course:
     """Each step is written into `course`, looks included where the factor is 1."""
     model = copy.deepcopy(case.model)
     optimiser = optimiser_of(case, model, factor)
@@ -76,7 +84,7 @@ def train_copy(case: Case, course: Course, factor: float, steps: int, until: flo
     with case.drawing():
         for step in range(steps):
             if step >= 10 and time.perf_counter() > until:
-                return
+                break
             pair = pairs[step % len(pairs)]
             found, gradients = look(model, partial(case.loss_of, model, pair), step)
             course.train.append((step, found.loss))
@@ -84,10 +92,11 @@ def train_copy(case: Case, course: Course, factor: float, steps: int, until: flo
             if factor == 1.0:
                 course.looks.append(found)
             if found.broken() is not None:
-                return
+                break
             for p, gradient in zip(named, gradients, strict=True):
                 p.grad = gradient
             optimiser.step()
+    return course
 
 
 def optimiser_of(case: Case, model: nn.Module, factor: float) -> Optimiser:

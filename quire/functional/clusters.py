@@ -44,9 +44,10 @@ class Farthest(NamedTuple):
 
 def centre_update(sums: Tensor, counts: Tensor) -> Tensor:
     """c_k = S_k / n_k: (…, K, D), (…, K) → (…, K, D). An empty cluster joins the largest."""
-    means = sums / counts.unsqueeze(-1)
     if counts.is_cpu and bool(counts.all()):  # a GPU would be waited for
-        return means
+        return sums / counts.unsqueeze(-1)
+    # A division by 0 would be in the gradient even though nothing of it is in the result.
+    means = sums / torch.where(counts == 0, 1.0, counts).unsqueeze(-1)
     largest = counts.argmax(-1, keepdim=True).unsqueeze(-1).expand(*sums.shape[:-2], 1, sums.shape[-1])
     return torch.where(counts.unsqueeze(-1) > 0, means, means.gather(-2, largest))
 

@@ -23,12 +23,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from quire.errors import InputError, unknown_name
 from quire.functional.losses import IGNORE_INDEX
 from quire.functional.reduction import mean_of
 from quire.kernels import refusal
+from quire.kernels.once import differentiable_once
 
 CHUNK_NUMBERS = {"cuda": 11 * 2**23, "cpu": 2**23}
 """R·V unless `chunk` says otherwise. Each chunk reads and writes all of ∂/∂W, which takes as long as the
@@ -40,6 +40,8 @@ TILE = 256
 ALIGNED = 64
 """Classes of which a GPU's products are done in multiples: GPT-2's 50,257 would be five times as slow, as
 hardly a row begins where a tensor core can read."""
+
+INSTEAD = "cross_entropy of the logits, which holds them all"
 
 Arguments = tuple[Tensor, Tensor, Tensor | None, Tensor, int, int, torch.dtype]
 
@@ -82,14 +84,14 @@ class _Total(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         losses, gradients = _losses_and_gradients(cast(Arguments, arguments), None, ctx.needs_input_grad)
         counted = arguments[3] != arguments[4]
-        ctx.save_for_backward(*gradients, counted)
+        ctx.save_for_backward(*arguments[:3], *gradients, counted)
         ctx.types = [None if one is None else one.dtype for one in arguments[:3]]
         return (losses * counted).sum()
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("linear_cross_entropy", INSTEAD)
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        *gradients, counted = ctx.saved_tensors
+        *gradients, counted = ctx.saved_tensors[3:]
         factors = ((counted * factor).unsqueeze(1), factor, factor)
         found = [
             None if one is None else _scaled(one, each, dtype)
@@ -115,7 +117,7 @@ class _Each(torch.autograd.Function):
         return losses * (arguments[3] != arguments[4])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("linear_cross_entropy", INSTEAD)
     def backward(ctx: Any, factors: Tensor) -> tuple[Tensor | None, ...]:
         arguments = (*ctx.saved_tensors, *ctx.options)
         counted = arguments[3] != arguments[4]

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from quire.errors import InputError, unknown_name
 from quire.functional.attention import check_values, check_widths, masked_softmax, projected_score
 from quire.functional.masks import MaskRule, applied
 from quire.kernels import BACKENDS, Backend, refusal, use_triton
+from quire.kernels.once import differentiable_once
 
 BlockScore = Callable[..., Tensor]
 """(queries, keys, *parameters) → scores, for any block of queries and of keys; −∞ forbids a key."""
@@ -238,7 +238,7 @@ class _Streamed(torch.autograd.Function):
         return pooled, total
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("streamed attention", "attention_pooling, which holds all scores")
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
         query, key, value, pooled, total, *parameters = ctx.saved_tensors
         rule, (height, width) = ctx.rule, ctx.block

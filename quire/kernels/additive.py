@@ -31,8 +31,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from quire.kernels.once import differentiable_once
 from quire.kernels.rows import softmax_, through_
 from quire.kernels.tuning import bucket, has_ptx, reciprocal, round_up, tuned
 
@@ -325,7 +325,7 @@ class _Additive(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("additive attention by its kernel", "attention_pooling, which holds all scores")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         value, kept = ctx.saved_tensors
         inputs, (query_shape, key_shape) = ctx.inputs, ctx.shapes

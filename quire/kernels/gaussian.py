@@ -32,7 +32,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from quire.kernels.gaussian_one import pooled_alone
 from quire.kernels.halves import (
@@ -48,6 +47,7 @@ from quire.kernels.halves import (
     quartered,
     score,
 )
+from quire.kernels.once import differentiable_once
 from quire.kernels.tuning import bucket, padded, round_up, tuned
 
 LARGEST = 64.0
@@ -304,7 +304,7 @@ class _Gaussian(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("Gaussian pooling by its kernel", "attention_pooling, which holds all scores")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, scale, weight, limit, out, total = ctx.saved_tensors
         known, wanted = ctx.known, ctx.needs_input_grad

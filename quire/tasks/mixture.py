@@ -161,7 +161,7 @@ class MixtureTask(StatisticsTask):
             f"{some} of {self.components} components are flat: in up to {most} of {self.features} directions "
             f"they have no more variance than the floor of {self.reg_covar:g}, where all rows together have "
             "more, so that their densities say more of the floor than of the rows; drop columns, or take a "
-            "simpler shape, fewer components or a higher floor"
+            "simpler shape or fewer components"
         ]
 
     @torch.no_grad()

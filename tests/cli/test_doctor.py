@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from quire.recipes.checkup import check_up_again
+from quire.runs import load
 
 pytestmark = pytest.mark.slow
 
@@ -165,3 +171,84 @@ def test_a_run_that_failed_before_anything_was_saved(recipe: str, stranger: Path
     assert ("The step size 1e+12 is too large" in found.out) == (recipe == "mlp")  # of one player
     assert "<svg" in (stranger / "failed" / "doctor.html").read_text(encoding="utf-8")
     assert quire("predict", "failed", "nothing.csv").code == 2
+
+
+def rows(path: Path, count: int = 400) -> str:
+    """A straight line with a little noise."""
+    lines = [f"{i % 17},{i % 23},{2 * (i % 17) - i % 23 + 0.01 * (i % 7)}" for i in range(count)]
+    path.write_text("a,b,y\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+FAST = ["--optim.name", "sgd", "--optim.clip-norm", "None", "--quiet", "--epochs", "60"]
+
+
+def test_the_steps_of_a_failed_run_are_taken_as_it_took_them(stranger: Path, quire: Any) -> None:
+    """Without its weight decay it would learn."""
+    decay = ["--optim.lr", "0.01", "--optim.weight-decay", "1e4", "--optim.decay", "l2"]
+    failed = quire("train", "mlp", "--data", rows(stranger / "r.csv"), *FAST, *decay, "--out", "failed")
+    assert failed.code == 1
+    sentence = failed.error.removeprefix("error: ").splitlines()[0]
+    answer = json.loads(quire("doctor", "failed", "--json", "--no-curvature").out)
+    found = {finding["code"]: finding for finding in answer["findings"]}
+    assert answer["verdict"].startswith("Training failed, at step ")
+    assert found["failed"]["evidence"] == sentence
+    assert found["failed"]["where"] == sentence.partition(":")[0]
+    assert "--optim.weight-decay" in found["failed"]["fix"]
+    assert "not-finite" in found
+    assert quire("doctor", "failed", "--no-curvature", "--strict").code == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("recipe", ["mlp", "gmm"])
+def test_no_run_that_failed_is_given_a_clean_verdict(
+    recipe: str, kept: bool, stranger: Path, quire: Any
+) -> None:
+    """Whatever its first steps look like, with weights or without any."""
+    length = ["--epochs", "3"] if recipe == "mlp" else ["--sweeps", "9"]
+    data = ["--data", rows(stranger / "r.csv")]
+    assert quire("train", recipe, *data, *length, "--out", "run", "--quiet").code == 0
+    if not kept:
+        for name in ("result.json", "sums.json"):
+            (stranger / "run" / name).unlink()
+        shutil.rmtree(stranger / "run" / "checkpoints")
+        killed = quire("doctor", "run", "--no-curvature")
+        assert killed.out.startswith("It learns: the loss went from "), killed.error
+    with (stranger / "run" / "log.txt").open("a", encoding="utf-8") as log:
+        log.write("2026-11-20T00:00:00+00:00 failed: run/metrics.jsonl: no space left on device\n")
+    found = quire("doctor", "run", "--no-curvature")
+    assert found.code == 0, found.error
+    assert found.out.startswith("Training failed, at log.txt: mend what is said there")
+    assert "evidence: run/metrics.jsonl: no space left on device\n" in found.out
+    with (stranger / "run" / "log.txt").open("a", encoding="utf-8") as log:
+        log.write("2026-11-20T00:00:00+00:00 resumed at step 0\n")
+    assert "training failed" not in quire("doctor", "run", "--no-curvature").out
+
+
+def test_all_rows_of_a_failed_run_are_looked_at(stranger: Path, quire: Any) -> None:
+    large = ["--data", rows(stranger / "r.csv", 391), "--optim.lr", "1e30"]
+    assert quire("train", "mlp", *large, *FAST, "--train.batch-size", "8", "--out", "failed").code == 1
+    plan = load("failed").begun
+    trained_on = plan.data.train
+    both = replace(plan, data=replace(plan.data, validation=trained_on.subset(torch.arange(100))))  # type: ignore[type-var]
+    verdict = check_up_again(both, torch.device("cpu"), [])
+    evidence = next(found.evidence for found in verdict.findings if found.code == "rows-in-both-splits")
+    assert evidence.startswith(f"100 of 100 rows that were compared with {len(trained_on)};")
+
+
+@pytest.mark.parametrize("adapters", [[], ["--tune.lora.rank", "2"]])
+def test_a_tuned_run_that_failed_is_looked_at_as_it_was_tuned(
+    adapters: list[str], stranger: Path, quire: Any
+) -> None:
+    data = ["--data", rows(stranger / "r.csv")]
+    assert quire("train", "mlp", *data, "--epochs", "20", "--out", "base", "--quiet").code == 0
+    words = ["--tune.base", "base", *adapters, "--optim.lr", "1e38", *FAST, "--out", "tuned"]
+    assert quire("train", "mlp", *data, *words).code == 1
+    found = quire("doctor", "tuned")
+    assert found.code == 0, found.error
+    assert found.out.startswith("Training failed, at step 1: ")
+    assert ("some parameters are frozen" in found.out) == bool(adapters)
+    base, tuned = load("base"), load("tuned")
+    own = tuned.begun.task.state_dict()
+    weights = [value for name, value in own.items() if name.startswith("model.body.0.weight")]
+    assert any(torch.equal(value, base.task.state_dict()["model.body.0.weight"]) for value in weights)

@@ -236,6 +236,7 @@ RECORDED = {
     "a loss that still falls": (
         "unfinished", "steps 90 to 100", Course(curve(*[3 - 0.2 * i for i in range(10)]), ended=True)
     ),
+    "a log that ends in failure": ("failed", "step 3", Course(failed="step 3: the loss is not finite")),
     "a task's own warning": ("collapse", "model", Course(warnings=["the posterior has collapsed: 18 of 20"])),
 }  # fmt: skip
 

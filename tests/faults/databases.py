@@ -1,18 +1,14 @@
-"""PyTorch's own databases: the inputs of its layers through ours, the options of its optimisers through ours,
-and numerical derivatives of the functions of the sheet.
+"""PyTorch's own databases: the inputs of its layers through ours, the options of its optimisers through ours.
 
-    python -m tests.faults.databases              everything
-    python -m tests.faults.databases --every 15   one function of the sheet in fifteen
+    python -m tests.faults.databases
 
 In a process of its own: PyTorch's testing modules change global settings when they are imported.
 """
 
 from __future__ import annotations
 
-import argparse
-import inspect
+import importlib.util
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.nn import BatchNorm, Dense, LayerNorm
+from quire.nn import BatchNorm, Dense, Dropout, LayerNorm
 from quire.nn.attention import MultiHeadAttention
 from quire.nn.recurrent import GRU, LSTM, RNN
+from quire.nn.stem import Stem
 from quire.options import Optim
 from quire.train.groups import Group
 from quire.train.optimisers import make_optimiser
 
-MOST_NUMBERS = 60
-"""Of the inputs to a numerical derivative, which takes two calls for each."""
 DOUBLE = torch.float64
 
 
@@ -47,6 +42,7 @@ def _recurrent(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 TWINS: dict[str, Callable[..., nn.Module]] = {
     "Linear": _dense,
+    "Conv2d": Stem,
     "LayerNorm": LayerNorm,
     "BatchNorm1d": BatchNorm,
     "BatchNorm2d": BatchNorm,
@@ -131,7 +127,7 @@ def _flat(value: Any) -> Iterator[Tensor]:
 
 
 def attention() -> Counter[str]:
-    """Without masks, which mean the opposite in ours; single sequences of the database become batches."""
+    """Masks mean the opposite in ours, but for that of padding; single sequences become batches."""
     from torch.testing._internal.common_modules import module_db
 
     counts: Counter[str] = Counter()
@@ -139,19 +135,57 @@ def attention() -> Counter[str]:
     for given in info.module_inputs_func(
         info, device="cpu", dtype=DOUBLE, requires_grad=False, training=False
     ):
-        options, forward = given.constructor_input.kwargs, given.forward_input
-        odd = options["add_bias_kv"] or options["add_zero_attn"]
-        if odd or any(mask is not None for mask in forward.kwargs.values()):
+        options, masks = given.constructor_input.kwargs, given.forward_input.kwargs
+        if options["add_bias_kv"] or options["add_zero_attn"]:
             counts["layers with options that ours do not have"] += 1
             continue
         sizes = options["embed_dim"], options["num_heads"]
-        theirs = nn.MultiheadAttention(*sizes, bias=options["bias"], batch_first=True).to(DOUBLE)
-        ours = MultiHeadAttention(*sizes, bias=options["bias"]).to(DOUBLE)
-        ours.load_state_dict(theirs.state_dict())
-        values = [value.unsqueeze(0) for value in forward.args]
-        torch.testing.assert_close(ours(*values), theirs(*values)[0], rtol=1e-9, atol=1e-9)
-        counts["inputs of MultiheadAttention"] += 1
-    assert counts["inputs of MultiheadAttention"], "nothing was compared"
+        theirs = nn.MultiheadAttention(*sizes, bias=options["bias"], batch_first=True)
+        ours = MultiHeadAttention(*sizes, bias=options["bias"])
+        forbidden, padding = masks["attn_mask"], masks["key_padding_mask"]
+        padding = None if padding is None else padding.unsqueeze(0)
+        mask = None if forbidden is None else ~forbidden.unsqueeze(0)  # (B·H, N, M) as (B, H, N, M)
+        compare(
+            _Given(ours, {"mask": mask, "key_padding_mask": padding}),
+            _Given(
+                theirs, {"attn_mask": forbidden, "key_padding_mask": padding, "average_attn_weights": False}
+            ),
+            [value.unsqueeze(0) for value in given.forward_input.args],
+            training=False,
+        )
+        counts[f"inputs of MultiheadAttention, masks: {sum(m is not None for m in masks.values())}"] += 1
+    assert sum("inputs" in name for name in counts) == 3, f"masks that were not tried: {counts}"
+    return counts
+
+
+class _Given(nn.Module):
+    """Attention with what is no tensor to be differentiated; values and weights."""
+
+    def __init__(self, inner: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner, self.options = inner, options
+
+    def forward(self, *values: Tensor) -> Any:
+        return self.inner(*values, need_weights=True, **self.options)
+
+
+def dropout() -> Counter[str]:
+    """It is not in the database. Of the same random numbers, the same masks; how many, as promised."""
+    counts: Counter[str] = Counter()
+    for rate in (0.0, 0.2, 0.5, 0.9):
+        for training in (True, False):
+            found = []
+            for layer in (Dropout(rate), nn.Dropout(rate)):
+                torch.manual_seed(1)
+                x = torch.ones(200, 300, dtype=DOUBLE).requires_grad_()
+                out = layer.train(training)(x)
+                found.append((out, torch.autograd.grad(out.square().sum(), x)[0]))
+            torch.testing.assert_close(*found, rtol=0, atol=0)
+            kept, out = 1 - rate if training else 1.0, found[0][0]
+            spread = (kept * (1 - kept) / out.numel()) ** 0.5
+            assert abs((out != 0).double().mean() - kept) <= 5 * spread
+            torch.testing.assert_close(out[out != 0], torch.full_like(out[out != 0], 1 / kept))
+            counts["inputs of Dropout"] += 1
     return counts
 
 
@@ -195,118 +229,13 @@ def optimisers() -> Counter[str]:
     return counts
 
 
-# Functions of the sheet -------------------------------------------------------------------------
-
-ON_PURPOSE = {"hard_softmax": "gives the best key and the gradient of the soft weights"}
-"""Functions whose derivative is not that of their values."""
-ASIDE = 0.01
-"""How far from the points of a proof, which like to be those where a derivative jumps."""
-
-
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-
-
-def noting(function: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
-    """The same function, which notes what it is given."""
-
-    def noted(*values: Any, **options: Any) -> Any:
-        if len(calls) < 50:
-            calls.append((function, values, options))
-        return function(*values, **options)
-
-    return noted if inspect.isfunction(function) else function
-
-
-def functions(every: int) -> Counter[str]:
-    """First and second derivatives of each function of the sheet, at the inputs of its own proof."""
-    import quire.sheet
-
-    counts: Counter[str] = Counter()
-    faults: list[str] = []
-    seen: set[Any] = set()
-    for _, entry in [*quire.sheet.ENTRIES.items()][::every]:
-        calls: list[Call] = []
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                entry.proof(*[noting(function, calls) for function in entry.code])
-        except Exception:
-            counts["proofs that look at more than the values"] += 1
-            continue
-        for function, values, options in calls:
-            name = getattr(function, "__name__", "?")
-            if function in seen or name in ON_PURPOSE or name.endswith("_"):  # which initialise in place
-                continue
-            outcome = check(function, values, options)
-            if outcome:
-                seen.add(function)
-                counts[outcome] += 1
-                if outcome not in ("first and second derivatives", "first derivatives"):
-                    faults.append(f"{entry.id}: {name}: {outcome}")
-    assert not faults, "\n".join(faults)
-    return counts
-
-
-def check(function: Callable[..., Any], values: tuple[Any, ...], options: dict[str, Any]) -> str:
-    """What was found; nothing where this is no small differentiable function of tensors."""
-    places = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
-    if not places or sum(values[i].numel() for i in places) > MOST_NUMBERS:
-        return ""
-    exact = [values[i].detach().to(DOUBLE) for i in places]
-    given = [_leaf(value + ASIDE * (0.5 + torch.rand_like(value))) for value in exact]
-
-    def apply(*inner: Tensor) -> tuple[Tensor, ...]:
-        filled = list(values)
-        for place, value in zip(places, inner, strict=True):
-            filled[place] = value
-        state = torch.random.get_rng_state()
-        torch.manual_seed(0)
-        try:
-            out = _flat(function(*filled, **options))
-            return tuple(part for part in out if part.is_floating_point() and part.dtype == DOUBLE)
-        finally:
-            torch.random.set_rng_state(state)
-
-    try:
-        out = apply(*given)
-        if not out or not any(part.requires_grad for part in out):
-            return ""
-        if not all(part.requires_grad and bool(part.isfinite().all()) for part in out):
-            return ""
-    except Exception:  # wants other types, or another number of calls
-        return ""
-    from torch.autograd.gradcheck import GradcheckError
-
-    try:
-        torch.autograd.gradcheck(apply, given, check_undefined_grad=False)
-    except GradcheckError as error:
-        return f"wrong derivative: {' '.join(str(error).split())[:160]}"
-    except Exception:  # the number of its outputs depends on the values
-        return ""
-    try:
-        torch.autograd.gradgradcheck(apply, given, check_undefined_grad=False)
-    except GradcheckError as error:
-        return f"wrong second derivative: {' '.join(str(error).split())[:160]}"
-    except RuntimeError:  # says that it has none
-        return "first derivatives"
-    return "first and second derivatives"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1)
-    arguments = parser.parse_args()
     sys.argv = sys.argv[:1]  # which PyTorch's modules read when they are imported
+    if importlib.util.find_spec("expecttest") is None:
+        raise SystemExit("PyTorch's databases need the package expecttest: pip install expecttest")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    try:
-        import expecttest  # noqa: F401
-    except ImportError:
-        print("not done: the layers and optimisers, as the package expecttest is not installed")
-        counts: Counter[str] = Counter()
-    else:
-        counts = layers() + attention() + optimisers()
-    counts += functions(arguments.every)
+    counts = layers() + attention() + dropout() + optimisers()
     print(*(f"{count:5d}  {name}" for name, count in counts.items()), sep="\n")
 
 

@@ -214,6 +214,7 @@ def test_components_that_are_flat_are_told_of(kind: str) -> None:
         # Of a category's three columns one depends on the others for all rows alike.
         directions = 3 if kind == "diag" else 2
         assert found[0].startswith(f"3 of 3 components are flat: in up to {directions} of 5 directions")
+        assert found[0].endswith("; drop columns, or take a simpler shape or fewer components")
 
 
 @kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from quire.doctor.course import Course, Curve, falls, finite
@@ -9,6 +10,20 @@ from quire.doctor.findings import SIGNS, Finding
 
 LEARNED = 0.02
 """Of the first loss, what has to go for anything to have been learned."""
+
+
+@SIGNS.register("failed")
+def failed(course: Course) -> Iterator[Finding]:
+    if not course.failed:
+        return
+    step = re.match(r"step \d+(?=: )", course.failed)
+    if "the data has non-finite values" in course.failed:
+        fix = "remove or repair these rows"
+    elif step:
+        fix = "lower --optim.lr, and --optim.weight-decay where there is any, or set --optim.clip-norm 1"
+    else:
+        fix = "mend what is said there; quire train RECIPE --resume RUN goes on"
+    yield Finding("error", "training failed", step[0] if step else "log.txt", course.failed, fix)
 
 
 @SIGNS.register("plateau")
