@@ -196,6 +196,11 @@ def names_its_file(
 SUMS = "sums.json"
 GROWS = ("log.txt", "metrics.jsonl")
 """Files that are added to when a run is resumed; what they had then is what is checked."""
+RESTORED = {
+    "config.toml": "restore it from a copy; for other options begin a new run, with --config and this file",
+    "report.html": "write it again with quire report RUN",
+}
+"""What helps against damage, where more can be done than to train again."""
 
 
 def write_sums(folder: Path, patterns: tuple[str, ...] = ("*.*", "figures/*")) -> None:
@@ -248,5 +253,5 @@ def _changed(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"{path} {what}",
         expected="the file as the run wrote it",
-        fix="restore it from a copy, or train again; 'quire report RUN' writes the report again",
+        fix=RESTORED.get(path.name, "restore it from a copy, or train again"),
     )

@@ -8,9 +8,11 @@ The page is what the commands answer; a test makes it anew and compares.
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,8 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from starlette.testclient import TestClient
 
 import quire
+from quire.board.app import Board, application
 from quire.cli.main import main as command
 from quire.errors import QuireError
 from tests.contracts.test_errors import CASES, OPTIONS
@@ -241,6 +245,14 @@ def _checkpoints() -> Iterator[Mistake]:
     )
     yield Mistake(
         "checkpoint",
+        "a configuration that was changed",
+        ["train", "mlp", "--resume", "runs/mine"],
+        run=lambda run: (run / "config.toml").write_bytes(
+            (run / "config.toml").read_bytes().replace(b"lr = 0.001", b"lr = 0.003")
+        ),
+    )
+    yield Mistake(
+        "checkpoint",
         "metrics with a damaged line",
         ["report", "runs/mine"],
         run=lambda run: [(run / "sums.json").unlink(), (run / "metrics.jsonl").write_text("{}\n{}\n")],
@@ -309,6 +321,44 @@ def _python() -> Iterator[Mistake]:
 def _board() -> Iterator[Mistake]:
     yield Mistake("board", "a port that is none", ["board", "--port", "99999"])
     yield Mistake("board", "a folder that is not there", ["board", "--folder", "none"])
+    yield _asked("a run that is not there", "/runs/yours")
+    yield _asked("a run by another way", "/runs/..%2Fmine")
+    yield _asked("a run without a report", "/runs/mine/doctor")
+    yield _asked("one run to compare", "/compare?run=mine")
+    yield _asked("curves of a run that is not there", "/api/curves?run=yours&measure=loss")
+    yield _asked(
+        "a run whose metrics are damaged", "/api/curves?run=mine&measure=loss",
+        run=lambda run: (run / "metrics.jsonl").write_text("{}\n"),
+    )  # fmt: skip
+    yield _asked(
+        "a run whose configuration is damaged", "/runs/mine",
+        run=lambda run: (run / "config.toml").write_text("format = "),
+    )  # fmt: skip
+
+
+def _asked(what: str, path: str, run: Callable[[Path], object] | None = None) -> Mistake:
+    """What the board answers to a browser that asks for this."""
+
+    def act() -> None:
+        made = Board(Path("runs"))
+        try:
+            client = TestClient(application(made), base_url="http://127.0.0.1:8765")
+            answer = client.get(path)
+        finally:
+            made.close()
+        if answer.headers["content-type"] == "application/json":
+            got, expected, fix = answer.json().values()
+        else:
+            words = [
+                html.unescape(re.sub("<.*?>", "", line)) for line in re.findall("<p>(.*?)</p>", answer.text)
+            ]
+            got, *others = words[:-1]  # which is the way back
+            said = dict(other.split(": ", 1) for other in others)
+            expected, fix = said.get("Expected", ""), said.get("What helps", "")
+        error = type(f"{answer.status_code} {answer.reason_phrase}", (QuireError,), {})
+        raise error(got, expected=expected, fix=fix)
+
+    return Mistake("board", what, act, f"GET {path}", run=run)
 
 
 # Making them ------------------------------------------------------------------------------------
