@@ -72,7 +72,11 @@ def too_little(
 
 
 @contextmanager
-def told_of_memory(doing: str) -> Iterator[None]:
+def told_of_memory(
+    doing: str,
+    expected: str = "memory for weights, their gradients and what the optimiser keeps, besides a batch",
+    smaller: str = "a smaller model or batch, --optim.name sgd",
+) -> Iterator[None]:
     """A want of memory in the with-block that nothing there can cure is told as one of our errors."""
     said = ""
     try:
@@ -83,9 +87,8 @@ def told_of_memory(doing: str) -> Iterator[None]:
         raise too_little(
             doing,
             said,
-            expected="memory for weights, their gradients and what the optimiser keeps, besides a batch",
-            fix="take a smaller model or batch, --optim.name sgd, or a machine with more memory; a run that "
-            "was saved goes on with --resume",
+            expected=expected,
+            fix=f"take {smaller}, or a machine with more memory; a run that was saved goes on with --resume",
         )
 
 

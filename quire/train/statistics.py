@@ -372,7 +372,11 @@ def fit_statistics(
         task = KMeansTask(clusters=3, features=4)
         fit_statistics(task, TensorData({"inputs": x}), sweeps=100)
     """
-    with told_of_memory("in learning by statistics"):
+    with told_of_memory(
+        "in learning by statistics",
+        "memory for what is learned and for the sums over some of the rows",
+        "fewer clusters or components, --starts 1, fewer columns",
+    ):
         return Sweeps(
             task, data, validation, sweeps=sweeps, seed=seed, device=torch.device(device), store=store,
             progress=progress or Progress(), started=started, checkpoint_seconds=checkpoint_seconds,

@@ -18,7 +18,7 @@ from quire.data.batch import Batch, Data, TensorData
 from quire.errors import InputError
 from quire.train import Fit, Interrupted, StatisticsTask, Swept, fit_statistics
 from quire.train.checkpoints import Checkpoint, newest_checkpoint
-from quire.train.memory import Before
+from quire.train.memory import Before, OutOfMemory
 from tests.train.examples import folder
 
 
@@ -219,6 +219,36 @@ def test_an_update_that_fails_is_undone_in_any_sweep(fails_in: int) -> None:
     with pytest.raises(InputError, match="a component has collapsed"):
         fit_statistics(task, TensorData({"inputs": numbers()}), sweeps=9)
     assert task.centre.item() == task.seen[-1]
+
+
+@pytest.mark.parametrize("where", ["statistics", "update"])
+def test_where_memory_runs_out_nothing_is_lost(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = TensorData({"inputs": numbers()})
+    real, calls = getattr(RobustMean, where), itertools.count()
+
+    def short(task: RobustMean, given: Any) -> Any:
+        found = real(task, given)
+        if next(calls) >= 4:
+            raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+        return found
+
+    store = folder(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(RobustMean, where, short)
+        with pytest.raises(OutOfMemory, match="out of memory in learning by statistics: tried") as caught:
+            fit_statistics(RobustMean(), data, sweeps=9, store=store, checkpoint_seconds=0.0)
+    store.close()
+    assert caught.value.exit_code == 1
+    assert "fewer clusters" in caught.value.fix
+    assert newest_checkpoint(tmp_path / "run" / "checkpoints").step > 0
+    store = folder(tmp_path / "run", resume=True)
+    found, wanted = RobustMean(), RobustMean()
+    fit_statistics(found, data, sweeps=9, store=store)
+    store.close()
+    fit_statistics(wanted, data, sweeps=9)
+    assert torch.equal(found.centre, wanted.centre)
 
 
 def test_what_cannot_fail_on_rows_that_were_seen_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
