@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,10 +60,28 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def appending(path: Path) -> Iterator[IO[str]]:
     """A text file to add to."""
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with open(path, "a", encoding="utf-8", opener=open_plain) as file:
             yield file
     except OSError as problem:
         raise unwritable(path, problem, _bytes_below(path)) from problem
+
+
+def open_plain(path: str, flags: int) -> int:
+    """For `open`, to write to a file that may stand there: neither where a link leads, nor into a pipe, which
+    would be waited for."""
+    try:
+        number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as problem:
+        if problem.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise OSError(errno.EINVAL, _NOT_PLAIN, path) from None
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, _NOT_PLAIN, path)
+    return number
+
+
+_NOT_PLAIN = "a link, a device or a pipe, not a file"
 
 
 def _bytes_below(path: Path) -> int:
@@ -79,7 +98,7 @@ def unwritable(path: Path, problem: BaseException, written: int = 0) -> BaseExce
     if isinstance(problem, QuireError) or not (isinstance(problem, OSError) or refused):
         return problem
     number = problem.errno if isinstance(problem, OSError) else int(refused[1]) if refused else None
-    reason = os.strerror(number) if number else str(problem)
+    reason = getattr(problem, "strerror", None) or (os.strerror(number) if number else str(problem))
     room = ""
     with suppress(OSError):
         free = shutil.disk_usage(next(folder for folder in path.parents if folder.exists())).free

@@ -26,6 +26,7 @@ from quire.files import (
     check_sums,
     folder_that_appears_whole,
     names_its_file,
+    open_plain,
     parse_toml,
     read_file,
     unwritable,
@@ -109,7 +110,7 @@ class RunFolder:
 
     def log(self, message: str) -> None:
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
-        with suppress(OSError), (self.path / LOG).open("a", encoding="utf-8") as file:  # hides no other error
+        with suppress(OSError), appending(self.path / LOG) as file:  # hides no other error
             file.write(f"{stamp} {message}\n")
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _lock(path: Path) -> IO[str]:
     try:
-        file = (path / ".lock").open("w")
+        file = open(path / ".lock", "a", opener=open_plain)  # noqa: SIM115
     except OSError as problem:
         raise unwritable(path / ".lock", problem) from problem
     try:
