@@ -10,8 +10,8 @@ metadata.
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from quire.data.loaded import Prepares
 from quire.data.preparation import Preparation
 from quire.data.text import TextPreparation
 from quire.errors import InputError, QuireError
+from quire.files import write_bytes
 from quire.tasks.adversarial import Adversarial
 from quire.tasks.translation import Translation
 
@@ -130,7 +131,8 @@ def sample_cells(preparation: Preparation, rows: int) -> Tensor:
 
 
 def export_run(run: Run, path: Path) -> dict[str, Any]:
-    """Write `path`, read it back, compare its predictions with the run's. Adapters are merged."""
+    """Make the file in memory, read it there, compare its predictions with the run's, and write it to `path`.
+    Adapters are merged."""
     check_ending(path)
     if isinstance(run.task, Translation):
         raise InputError(
@@ -153,19 +155,15 @@ def export_run(run: Run, path: Path) -> dict[str, Any]:
     judged = tuple(torch.cat([part, part.flip(0)[:-1]]) for part in sample)
     with torch.no_grad():
         expected = module.eval()(*judged)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        write = _write_onnx if path.suffix == ".onnx" else _write_program
-        actual = write(module, sample, judged, temporary, metadata(run))
-        difference = max(largest_difference(a, e) for a, e in zip(actual, expected, strict=True))
-        if not difference <= TOLERANCE:
-            raise QuireError(
-                f"the exported file predicts differently, by {difference:.3g}",
-                expected=f"a difference of at most {TOLERANCE:g}",
-            )
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    make = _make_onnx if path.suffix == ".onnx" else _make_program
+    content, actual = make(module, sample, judged, metadata(run))
+    difference = max(largest_difference(a, e) for a, e in zip(actual, expected, strict=True))
+    if not difference <= TOLERANCE:
+        raise QuireError(
+            f"the exported file predicts differently, by {difference:.3g}",
+            expected=f"a difference of at most {TOLERANCE:g}",
+        )
+    write_bytes(path, content)
     return {
         "path": str(path),
         "inputs": describe_inputs(run),
@@ -242,11 +240,10 @@ def any_rows(sample: Tensors) -> tuple[dict[int, Any], ...]:
     return tuple({0: rows} for _ in sample)
 
 
-def _write_onnx(
-    module: Module, sample: Tensors, judged: Tensors, path: Path, facts: dict[str, str]
-) -> list[Any]:
+def _make_onnx(
+    module: Module, sample: Tensors, judged: Tensors, facts: dict[str, str]
+) -> tuple[bytes, list[Any]]:
     try:
-        import onnx
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as missing:
@@ -268,15 +265,18 @@ def _write_onnx(
     model = program.model_proto
     for key, value in facts.items():
         model.metadata_props.add(key=key, value=value)
-    onnx.save(model, path)
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, {name: part.numpy() for name, part in zip(names, judged, strict=True)}))
+    content: bytes = model.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    inputs = {name: part.numpy() for name, part in zip(names, judged, strict=True)}
+    return content, list(session.run(None, inputs))
 
 
-def _write_program(
-    module: Module, sample: Tensors, judged: Tensors, path: Path, facts: dict[str, str]
-) -> list[Any]:
+def _make_program(
+    module: Module, sample: Tensors, judged: Tensors, facts: dict[str, str]
+) -> tuple[bytes, list[Any]]:
     program = torch.export.export(module, sample, dynamic_shapes=any_rows(sample))
-    torch.export.save(program, path, extra_files=facts)
+    file = io.BytesIO()
+    torch.export.save(program, file, extra_files=facts)
+    content = file.getvalue()
     with torch.no_grad():
-        return list(torch.export.load(path).module()(*judged))
+        return content, list(torch.export.load(io.BytesIO(content)).module()(*judged))

@@ -13,8 +13,8 @@ import re
 import shutil
 import stat
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
@@ -41,7 +41,7 @@ def sync_file(path: Path) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` when it is whole, or is removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _aside(path, "tmp")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -118,6 +118,36 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def make_folder(path: Path, *, parents: bool = True) -> None:
+    """A folder, unless it is there."""
+    try:
+        path.mkdir(parents=parents, exist_ok=True)
+    except OSError as problem:
+        raise unwritable(path, problem) from problem
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Replace these files of a folder, which is made where it is not there; all of them, or none."""
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    try:
+        make_folder(folder)
+        replace_together(folder, files)
+    except BaseException:
+        with suppress(OSError):
+            for parent in made:
+                parent.rmdir()
+        raise
+
+
+def replace_together(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Replace all of these files of a folder that is there, or none."""
+    with ExitStack() as replaced:
+        for name, content in files.items():
+            file = replaced.enter_context(replacing(folder / name))
+            file.write(content)
+            file.flush()  # so that a full disk is met before the first of them is replaced
+
+
 def write_json(path: Path, value: Any) -> None:
     write_bytes(path, canonical_json(value))
 
@@ -133,9 +163,10 @@ def json_number(value: float) -> float | None:
 
 
 @contextmanager
-def folder_that_appears_whole(target: Path) -> Iterator[Path]:
-    """A temporary sibling to fill; it becomes `target` at the end, or is removed."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+def folder_that_appears_whole(target: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary sibling to fill; it becomes `target` at the end, or is removed. What is there before goes
+    only then, if it is to be replaced."""
+    temporary = _aside(target, "tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
@@ -144,12 +175,31 @@ def folder_that_appears_whole(target: Path) -> Iterator[Path]:
             if path.is_file():
                 sync_file(path)
         sync_folder(temporary)
-        temporary.rename(target)
+        if replace and target.exists():
+            _swap(temporary, target)
+        else:
+            temporary.rename(target)
         sync_folder(target.parent)
     except BaseException as problem:
         written = _bytes_below(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
         raise unwritable(target, problem, written) from problem
+
+
+def _swap(temporary: Path, target: Path) -> None:
+    old = _aside(target, "old")
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _aside(path: Path, ending: str) -> Path:
+    """A sibling of this process's own, which no list shows."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{ending}")
 
 
 FREELY = 48 * 2**20
@@ -222,18 +272,28 @@ RESTORED = {
 """What helps against damage, where more can be done than to train again."""
 
 
-def write_sums(folder: Path, patterns: tuple[str, ...] = ("*.*", "figures/*")) -> None:
-    """Size and SHA-256 of the files of a run; those of its checkpoints are in their manifests."""
+def write_sums(
+    folder: Path, patterns: tuple[str, ...] = ("*.*", "figures/*"), *, anew: Mapping[str, bytes] | None = None
+) -> None:
+    """Size and SHA-256 of the files of a run; those of its checkpoints are in their manifests. The files
+    `anew` are replaced with it, or neither is."""
     found = {
         path.relative_to(folder).as_posix(): path for pattern in patterns for path in folder.glob(pattern)
     }
     files = {
-        name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        for name, path in sorted(found.items())
+        name: _size_and_sum(path.read_bytes())
+        for name, path in found.items()
         if path.is_file() and name != SUMS and not name.startswith(".")
     }
+    anew = anew or {}
+    files |= {name: _size_and_sum(content) for name, content in anew.items()}
     sums: dict[str, Any] = {"format": 1, "files": files}
-    write_json(folder / SUMS, {**sums, "sha256": hashlib.sha256(canonical_json(sums)).hexdigest()})
+    own = {**sums, "sha256": hashlib.sha256(canonical_json(sums)).hexdigest()}
+    replace_together(folder, {**anew, SUMS: canonical_json(own)})
+
+
+def _size_and_sum(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def check_sums(folder: Path, *names: str) -> None:

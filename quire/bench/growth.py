@@ -16,7 +16,7 @@ from quire.bench.machine import describe
 from quire.bench.measure import Say, growth_figures
 from quire.bench.results import stem
 from quire.bench.table import amount, seconds
-from quire.files import write_bytes, write_json
+from quire.files import canonical_json, write_files
 
 
 @dataclass
@@ -63,17 +63,16 @@ def measure(growth: Growth, place: Place, *, say: Say) -> Grown:
 
 
 def save_growth(folder: Path, name: str, device: torch.device, found: Grown) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stem(f'growth-{name}', device)}.png"
     picture = io.BytesIO()
     draw(found, describe(device).splitlines()[0]).savefig(picture, format="png", dpi=120, facecolor="white")
-    write_bytes(path, picture.getvalue())
     grown = found.growth
     numbers = {
         "format": 1, "title": grown.title, "variable": grown.variable, "order": grown.order,
         "memory_order": grown.memory_order, "machine": describe(device), "points": found.points,
     }  # fmt: skip
-    write_json(path.with_suffix(".json"), numbers)
+    parts = {path.name: picture.getvalue(), path.with_suffix(".json").name: canonical_json(numbers)}
+    write_files(folder, parts)
     return path
 
 

@@ -10,7 +10,7 @@ import torch
 from quire.bench.machine import describe, short_name
 from quire.bench.measure import Outcome
 from quire.bench.table import text
-from quire.files import write_bytes, write_json
+from quire.files import canonical_json, write_files
 
 
 def stem(name: str, device: torch.device) -> str:
@@ -19,11 +19,9 @@ def stem(name: str, device: torch.device) -> str:
 
 def save(folder: Path, name: str, device: torch.device, outcomes: list[Outcome]) -> Path:
     """Write both files and return the table's path; a result of the same day is replaced."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stem(name, device)}.txt"
     machine = describe(device)
     tables = "\n\n".join(text(outcome) for outcome in outcomes)
-    write_bytes(path, f"quire bench {name}\n{machine}\n\n{tables}\n".encode())
     found = {
         "format": 1,
         "subject": name,
@@ -31,5 +29,6 @@ def save(folder: Path, name: str, device: torch.device, outcomes: list[Outcome])
         "machine": machine,
         "outcomes": [outcome.plain() for outcome in outcomes],
     }
-    write_json(path.with_suffix(".json"), found)
+    table = f"quire bench {name}\n{machine}\n\n{tables}\n".encode()
+    write_files(folder, {path.name: table, path.with_suffix(".json").name: canonical_json(found)})
     return path

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -108,7 +109,8 @@ class _Signals:
 
 def launch(commands: Sequence[Sequence[str]]) -> int:
     """Run the commands side by side; the exit code of all, 130 or 143 after an interrupt. A failure that the
-    first process has not told of itself is raised, with the number of the process that failed first."""
+    first process has not told of itself is raised, with the number of the process that failed first; to its
+    own words a line is added where the others have lost it."""
     environment = dict(os.environ)
     # Each process would otherwise take all cores for itself.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // len(commands))))
@@ -154,6 +156,8 @@ def _failed_first(started: list[_Process]) -> _Process | None:
 def _outcome(started: list[_Process], failed: _Process | None) -> int:
     if failed is None:
         return 0
+    if started[0].code in SAYING and LOST in failed.words():
+        failed = started[0]  # the one that was lost, though seen to end after the other
     code = failed.code
     assert code
     # One that is asked to stop before it listens, or twice, goes without a word.
@@ -162,9 +166,11 @@ def _outcome(started: list[_Process], failed: _Process | None) -> int:
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return code
     words = failed.words()
-    alone = failed.number == 0 and (code not in SAYING or any(LOST in p.words() for p in started))
-    if code > 0 and started[0].code == code and not words and not alone:
-        return code  # the first process has said why, and the others failed alike
+    if code > 0 and started[0].code == code and not words and (failed.number or code in SAYING):
+        # The first process has said why, and the others failed alike, or for the loss of it.
+        if failed.number == 0 and any(LOST in process.words() for process in started):
+            print(f"  in: process 0 of {len(started)}", file=sys.stderr)
+        return code
     what = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {words or f'code {code}'}"
     raise _Failed(f"process {failed.number} of {len(started)} {what}", code if code > 0 else 1)
 

@@ -261,8 +261,6 @@ def write_folder(made: Made, out: Path) -> None:
     from quire.files import folder_that_appears_whole
 
     assert made.images is not None
-    if out.is_dir():
-        out.rmdir()  # it is empty
     digits = len(str(len(made.images)))
     with folder_that_appears_whole(out) as folder:
         for number, image in enumerate(made.images, start=1):

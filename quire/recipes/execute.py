@@ -23,7 +23,7 @@ from quire.data.batch import Batch, Data, as_judged, ordered
 from quire.data.images import fingerprint
 from quire.data.loaded import LoadedData
 from quire.errors import InputError, QuireError
-from quire.files import json_number, replacing, write_bytes, write_json
+from quire.files import json_number, make_folder, replacing, write_bytes, write_json
 from quire.options import to_dict
 from quire.recipes.base import DescentOptions, Recipe, RunOptions, SweepOptions
 from quire.recipes.plan import Plan, announce
@@ -261,7 +261,7 @@ def write_up(
         write_json(folder.path / "samples.json", [sample._asdict() for sample in plan.samples()])
     pictures = list(plan.pictures()) if plan.pictures else []
     if pictures:
-        (folder.path / "figures").mkdir(exist_ok=True)
+        make_folder(folder.path / "figures", parents=False)
         captions = {}
         for picture in pictures:
             write_bytes(folder.path / "figures" / f"{picture.name}.svg", to_svg(picture.figure).encode())

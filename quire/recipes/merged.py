@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quire.errors import InputError
-from quire.files import folder_that_appears_whole
+from quire.files import folder_that_appears_whole, make_folder
 from quire.tasks.loading import TUNING, load_trained
 from quire.train.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
 from quire.train.folder import CHECKPOINTS, check_free
@@ -69,7 +69,7 @@ def unmerge_run(run: Path, out: Path) -> None:
 def _copied(run: Path, out: Path) -> Iterator[Path]:
     """`out`, which appears whole, with everything of `run` but its checkpoints."""
     check_free(out, overwrite=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with folder_that_appears_whole(out) as folder:
         shutil.copytree(
             run, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CHECKPOINTS, ".lock", ".*.tmp")

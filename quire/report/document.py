@@ -39,9 +39,11 @@ def write(run_folder: Path) -> Path:
     run = read_run(run_folder)
     text = build(run)
     path = run.folder / "report.html"
-    write_bytes(path, text.encode("utf-8", errors="replace"))
+    content = text.encode("utf-8", errors="replace")
     if run.result is not None:
-        write_sums(run.folder)
+        write_sums(run.folder, anew={path.name: content})
+    else:
+        write_bytes(path, content)
     return path
 
 

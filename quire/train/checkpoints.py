@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.files import canonical_json, folder_that_appears_whole, names_its_file, read_file
+from quire.files import canonical_json, folder_that_appears_whole, make_folder, names_its_file, read_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -53,7 +53,7 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Write `folder`/step-N and then remove all but the newest `keep`."""
-    folder.mkdir(exist_ok=True)  # not the run itself, should somebody have deleted it
+    make_folder(folder, parents=False)  # not the run itself, should somebody have deleted it
     target = folder / checkpoint.name
     if target.exists():
         # Same step, so same content if it is whole; what does not verify is in the way.

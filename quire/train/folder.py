@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from quire.files import (
     appending,
     check_sums,
     folder_that_appears_whole,
+    make_folder,
     names_its_file,
     open_plain,
     parse_toml,
@@ -59,11 +59,10 @@ class RunFolder:
     def create(cls, path: Path, config: Mapping[str, Any], *, overwrite: bool = False) -> RunFolder:
         """A new folder with its config, which appears whole; an existing one only with `overwrite`."""
         check_free(path, overwrite=overwrite)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if path.exists():
             _lock(path).close()  # not while another process trains in it
-            shutil.rmtree(path)
-        with folder_that_appears_whole(path) as temporary:
+        with folder_that_appears_whole(path, replace=overwrite) as temporary:
             (temporary / CONFIG).write_text(dump_toml(config), encoding="utf-8")
             write_sums(temporary, (CONFIG,))  # a run that has ended has those of its other files as well
             (temporary / METRICS).touch()

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from quire.errors import DataError, InputError
-from quire.files import read_file, write_bytes
+from quire.files import read_file, write_bytes, write_files
 from quire.options import from_dict, to_dict
 from quire.tuning.config import LoRAConfig
 from quire.tuning.factors import Full
@@ -156,9 +156,8 @@ def export_peft(folder: Path, config: LoRAConfig, tensors: Mapping[str, Tensor],
         "bias": "none",
         "inference_mode": True,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / PEFT_WEIGHTS, _encoded(tensors, {}))
-    write_bytes(folder / PEFT_CONFIG, (json.dumps(described, indent=1) + "\n").encode())
+    config_file = (json.dumps(described, indent=1) + "\n").encode()
+    write_files(folder, {PEFT_WEIGHTS: _encoded(tensors, {}), PEFT_CONFIG: config_file})
 
 
 def _read_peft(folder: Path) -> AdapterFile:

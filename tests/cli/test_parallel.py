@@ -63,6 +63,18 @@ def test_a_failure_that_the_first_has_told_of_is_not_told_twice(capfd: pytest.Ca
     assert capfd.readouterr().err == "error: wrong\n"
 
 
+LOSES = "import sys, time; time.sleep({}); sys.exit('error: process 1 of 2 lost touch with another')"
+
+
+@pytest.mark.parametrize("first", ["", "time.sleep(1); "])
+def test_the_first_that_has_told_is_named_below_its_words(
+    first: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    say = f"import sys, time; {first}print('error: wrong', file=sys.stderr); sys.exit(1)"
+    assert launch([python(say), python(LOSES.format(0 if first else 1))]) == 1
+    assert capfd.readouterr().err == "error: wrong\n  in: process 0 of 2\n"
+
+
 STARTER = """
 import sys
 from quire.cli.launch import launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import chdir
@@ -298,3 +299,20 @@ def test_export(quire: Quire, tmp_path: Path, ending: str) -> None:
     again = quire("export", "runs/one", str(path))
     assert again.code == 2
     assert "exists already" in again.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".onnx", ".pt2"])
+def test_an_export_without_room_leaves_what_was_there(quire: Quire, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"model{ending}"
+    path.write_text("before")
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, allowed[1]))
+    try:
+        answer = quire("export", "runs/one", str(path), "--overwrite")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    assert answer.code == 1
+    assert answer.error.startswith(f"error: {path} cannot be written: File too large; it got to 4096 bytes")
+    assert path.read_text() == "before"
+    assert files(tmp_path) == {path.name}

@@ -40,7 +40,7 @@ from quire.train.checkpoints import newest_checkpoint
 from quire.train.descent import Callback, Descent
 from quire.train.folder import CHECKPOINTS
 from quire.train.memory import OutOfMemory
-from tests.faults.full import UNSHARE, can_mount, disk, fill
+from tests.faults.disks import can_mount, disk, fill, run_inside
 from tests.faults.lives import check_bits
 from tests.faults.watch import status
 from tests.train.examples import classes, classifier, folder
@@ -299,20 +299,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--inside", action="store_true", help="in the private mounts already")
+    parser.add_argument("--allow-skip", action="store_true", help="no full disks where none can be mounted")
     parser.add_argument("--worker", nargs=2, metavar=("RUN", "DATA"))
     arguments = parser.parse_args()
     if arguments.worker:
         path, data = arguments.worker
         work(Path(path), Path(data))
         return
-    if arguments.inside or not can_mount():
-        print(
-            f"seed {arguments.seed}" + ("" if arguments.inside else ", no full disks: no private mounts here")
-        )
-        run(arguments.minutes, arguments.seed, mounted=arguments.inside)
-        return
-    again = [sys.executable, "-m", "tests.faults.soak", "--inside", *sys.argv[1:]]
-    raise SystemExit(subprocess.run([*UNSHARE, *again], check=False).returncode)
+    if not arguments.inside and can_mount(allow_skip=arguments.allow_skip):
+        run_inside("tests.faults.soak", *sys.argv[1:])
+    print(f"seed {arguments.seed}")
+    run(arguments.minutes, arguments.seed, mounted=arguments.inside)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import WriteError
-from quire.train.folder import LOG, METRICS, RunFolder
+from quire.train.folder import LOG, METRICS, RunFolder, read_config
 from tests.train.examples import folder
 
 PRECIOUS = b"what somebody else has written\n"
@@ -55,3 +56,22 @@ def test_metrics_and_log_are_neither_followed_nor_waited_for(way: str, tmp_path:
             assert (run.path / METRICS).read_text() == '{"step": 1}\n'
         run.close()
         assert other.read_bytes() == PRECIOUS
+
+
+def test_a_run_to_be_replaced_goes_once_the_new_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    RunFolder.create(path, {"format": 1, "which": "old"}).close()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("quire.train.folder.write_sums", full)
+        with pytest.raises(WriteError, match="No space left on device"):
+            RunFolder.create(path, {"format": 1, "which": "new"}, overwrite=True)
+    assert read_config(path)["which"] == "old"
+    RunFolder.create(path, {"format": 1, "which": "new"}, overwrite=True).close()
+    assert read_config(path)["which"] == "new"
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]
