@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
+from quire.data.opening import opened, require_plain
 from quire.data.table import (
     Table,
     arrow_column,
@@ -34,6 +35,7 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 def read_parquet(path: Path) -> Table:
     """A Parquet file; an index that pandas wrote beside the columns is left out. Columns of lists and the
     like are there by name and type alone, so that they can be dropped or ignored; using one is an error."""
+    require_plain(path)
     try:
         plain = parquet.ParquetFile(path)
         names = plain.schema_arrow.names
@@ -120,7 +122,7 @@ def read_numpy(path: Path) -> Table:
     rows and columns, or records with named fields."""
     magic = b"PK" if path.suffix.lower() == ".npz" else b"\x93NUMPY"
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             if not file.read(len(magic)) == magic:
                 raise ValueError(f"it does not begin with {magic!r}")
         _check_size(path)
@@ -166,7 +168,7 @@ def _check_size(path: Path) -> None:
                 with archive.open(member) as inner:
                     _check_header(inner, member.file_size)
     else:
-        with path.open("rb") as file:
+        with opened(path) as file:
             _check_header(file, path.stat().st_size)
 
 

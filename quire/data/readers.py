@@ -19,6 +19,7 @@ import pyarrow.csv as arrow_csv
 
 from quire.data.binary import read_numpy, read_parquet
 from quire.data.jsonlines import read_json_lines
+from quire.data.opening import read_bytes
 from quire.data.table import Table, check_names
 from quire.data.types import MISSING, is_missing, looks_typed
 from quire.errors import DataError, InputError, nearest
@@ -32,6 +33,9 @@ SAMPLE_CHARACTERS = 2**16
 SAMPLE_ROWS = 200
 COMMA_DECIMAL = r"^[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?([eE][+-]?\d+)?$"
 _COMMA = re.compile(COMMA_DECIMAL, re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d+")
+LONG = 10
+"""Columns from which on a record that counts them is hardly ever a row."""
 
 
 def read_table(path: Path | str, options: TableOptions | None = None) -> Table:
@@ -53,7 +57,7 @@ def read_table(path: Path | str, options: TableOptions | None = None) -> Table:
     if suffix in (".npz", ".npy"):
         return read_numpy(path)
     if suffix in JSON_SUFFIXES:
-        return read_json_lines(path, decode(_bytes(path), path))
+        return read_json_lines(path, decode(_without_mark(path), path))
     if suffix not in TEXT_SUFFIXES:
         raise DataError(
             f"a file of kind '{suffix}'",
@@ -66,7 +70,7 @@ def read_table(path: Path | str, options: TableOptions | None = None) -> Table:
 
 def read_text(path: Path, options: TableOptions) -> Table:
     """A delimited text file: UTF-8, with or without header, quotes as in RFC 4180."""
-    data = _bytes(path)
+    data = _without_mark(path)
     text = decode(data, path)
     if not text.strip():
         raise DataError("the file is empty", path=path, expected="a table with at least one row")
@@ -101,12 +105,9 @@ def read_text(path: Path, options: TableOptions) -> Table:
     return Table(columns, str(path), lines, named=header, typed=False)
 
 
-def _bytes(path: Path) -> bytes:
+def _without_mark(path: Path) -> bytes:
     """The file without its byte order mark."""
-    try:
-        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
+    return read_bytes(path).removeprefix(b"\xef\xbb\xbf")
 
 
 def decode(data: bytes, path: Path) -> str:
@@ -186,12 +187,12 @@ def choose_delimiter(path: Path, text: str, options: TableOptions) -> str:
 def has_header(sample: list[tuple[int, list[str]]], *, cut: bool = False) -> bool:
     """Whether the first record names the columns.
 
-    It does not when one of its cells is a number, boolean or date, unless it counts the columns from 0, as
-    libraries do for columns without names. It does when a column below is of such a type. In a table of text
-    alone it does unless a cell of it appears again below. A sample that is `cut` is not the whole table.
+    It does not when one of its cells is a number, boolean or date, unless it counts the columns. It does when
+    a column below is of such a type. In a table of text alone it does unless a cell of it stands below again.
+    A sample that is `cut` is not the whole table.
     """
     first, below = sample[0][1], [cells for _, cells in sample[1:]]
-    if _counts(first) and (not _counts(below[0]) if below else cut):
+    if counts_columns(first, below, cut=cut):
         return True
     if any(looks_typed(cell) for cell in first):
         return False
@@ -209,10 +210,21 @@ def has_header(sample: list[tuple[int, list[str]]], *, cut: bool = False) -> boo
     )
 
 
-def _counts(cells: list[str]) -> bool:
-    """0, 1, 2 …, maybe with nothing before it, where the numbers of rows stand below."""
-    cells = cells[1:] if cells and not cells[0] else cells
-    return len(cells) > 2 and cells == [str(i) for i in range(len(cells))]
+def counts_columns(first: list[str], below: list[list[str]], *, cut: bool = False) -> bool:
+    """Whether the first record is 0, 1, 2 …, as libraries write it above columns without names, and no row:
+    with nothing before it, where the numbers of rows stand below; above cells that are no whole numbers; or
+    long, and not a row in another order."""
+    numbered = not first[0]
+    cells = first[1:] if numbered else first
+    if len(cells) < (2 if numbered else 3) or cells != [str(i) for i in range(len(cells))]:
+        return False
+    if not below:
+        return cut
+    if numbered:
+        return any(row[0] for row in below if row)
+    if any(not _WHOLE.fullmatch(cell.strip()) for row in below for cell in row if not is_missing(cell)):
+        return True
+    return len(cells) >= LONG and all(sorted(row) != sorted(cells) for row in below)
 
 
 def from_comma(cell: str) -> str:

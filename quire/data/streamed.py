@@ -24,6 +24,7 @@ from quire.data.batch import Batch, TensorData
 from quire.data.binary import check_groups
 from quire.data.columns import Input
 from quire.data.loaded import Split
+from quire.data.opening import opened, require_plain
 from quire.data.preparation import Preparation
 from quire.data.splits import split_rows
 from quire.data.table import MOST_COLUMNS, check_names, listed, numbered
@@ -58,7 +59,7 @@ class NumpyRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
+        with opened(path) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0
             if version != (1, 0):
@@ -162,6 +163,7 @@ class Chosen:
 
 
 def open_rows(path: Path) -> Rows:
+    require_plain(path)
     try:
         return ParquetRows(path) if path.suffix.lower() in (".parquet", ".pq") else NumpyRows(path)
     except DataError:

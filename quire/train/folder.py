@@ -152,7 +152,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     except NotADirectoryError:
         raise InputError(f"{path} is a file", expected="the folder of a run") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as problem:
         raise CheckpointError(
             f"{path / CONFIG} cannot be read: {problem}", expected="the file as it was written"
         ) from None

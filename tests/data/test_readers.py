@@ -226,6 +226,9 @@ def test_delimiters_newlines_and_byte_order_mark(
     assert table.lines.tolist() == list(range(2, 22))
 
 
+LONG = "0,1,2,3,4,5,6,7,8,9"
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -242,6 +245,13 @@ def test_delimiters_newlines_and_byte_order_mark(
         ("0,1,2\n0,1,2\n", False),
         ("1,2,3\n4,5,6\n", False),
         ("0,1\n5,6\n", False),
+        (",0,1\n0,7,8\n1,5,6\n", True),
+        (",0,1\n,7,8\n", False),
+        ("0,1,2\n0,2,1\n1,0,2\n", False),
+        ("0,1,2\n0,2,3\n3,2,7\n", False),
+        ("0,1,2\n7,8,x\n", True),
+        (f"{LONG}\n{LONG.replace('0', '255')}\n", True),
+        (f"{LONG}\n{LONG[::-1]}\n", False),
     ],
 )
 def test_header_is_recognised(tmp_path: Path, text: str, named: bool) -> None:

@@ -20,6 +20,8 @@ from tests.faults import payloads
 MEGABYTE = 2**20
 UNPACKED = 64 * MEGABYTE
 """What the packed files hold that are within bounds."""
+SIDE = 64
+PACKED_IMAGES = UNPACKED // SIDE**2
 
 
 def texts(folder: Path) -> Path:
@@ -90,9 +92,9 @@ def shared_tensor() -> bytes:
 # Packed, but not beyond what is allowed ---------------------------------------------------------
 
 
-def half_random(size: int) -> bytes:
-    """Packs to a fortieth."""
-    noise = payloads.random_bytes(size // 40)
+def part_random(size: int, noisy: int = 40) -> bytes:
+    """Packs to a fortieth, or another part."""
+    noise = payloads.random_bytes(size // noisy)
     return noise + bytes(size - len(noise))
 
 
@@ -108,15 +110,13 @@ def packed_array() -> bytes:
 
 
 def packed_idx() -> bytes:
-    side = 64
-    count = UNPACKED // side**2
-    header = bytes([0, 0, 8, 3]) + struct.pack(">III", count, side, side)
-    return gzip.compress(header + half_random(count * side**2), 1)
+    header = bytes([0, 0, 8, 3]) + struct.pack(">III", PACKED_IMAGES, SIDE, SIDE)
+    return gzip.compress(header + part_random(UNPACKED), 1)
 
 
 def packed_png() -> bytes:
     rows = UNPACKED // 4 // 10_000  # four bytes a pixel are what decoding takes
-    pixels = np.frombuffer(half_random(rows * 10_000), np.uint8).reshape(rows, 10_000)
+    pixels = np.frombuffer(part_random(rows * 10_000, 10), np.uint8).reshape(rows, 10_000)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=1)
     return file.getvalue()

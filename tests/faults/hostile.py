@@ -4,8 +4,9 @@
     python -m tests.faults.hostile --every 8     one in eight
 
 For each: nothing runs, nothing is imported by a name of the file, nothing speaks to a network, nothing is
-written elsewhere (an audit hook listens); memory rises by at most twice the file and 64 MB, or twice what a
-packed file within bounds says it holds; and who refuses says so in one message of ours that names the file.
+written elsewhere (an audit hook listens); memory rises by at most twice the file and 64 MB; and who refuses
+says so in one message of ours that names the file. Who accepts a packed file within bounds may take twice
+what it says it holds, or to learn from it `LEARNING` times that.
 """
 
 from __future__ import annotations
@@ -33,10 +34,19 @@ from quire.cli.main import main as command
 from quire.errors import QuireError
 from tests.faults.hostile_files.case import Case
 from tests.faults.hostile_files.every import cases
+from tests.faults.hostile_files.texts import FROM_DISK
 from tests.faults.watch import CANARY, Watch, peak, status
-from tests.recipes.examples import write_csv, write_images, write_text
+from tests.recipes.examples import (
+    write_csv,
+    write_images,
+    write_labelled,
+    write_pairs,
+    write_scenes,
+    write_text,
+)
 
 SLACK = 64 * 2**20
+LEARNING = 16
 SECONDS = 20
 REFUSED = (1, 2)
 UNFORESEEN = "run again with --debug"
@@ -55,6 +65,7 @@ class Answer(NamedTuple):
 
 def readers(kind: str, runs: Path, work: Path) -> dict[str, list[str] | Reader]:
     """Commands, in which FILE stands for the file, and functions of Python."""
+    from quire.board.runs import Runs
     from quire.data import read_table
     from quire.models.gpt_files import read_gpt2
     from quire.models.weights import read_weights
@@ -80,7 +91,22 @@ def readers(kind: str, runs: Path, work: Path) -> dict[str, list[str] | Reader]:
         assert adapters is not None
         adapters.load(path)
 
+    def on_board(path: Path) -> None:
+        board = Runs(path.parent)
+        board.list()
+        board.glimpse(path.name)
+        board.run(path.name)
+        board.whole(path.name)
+
+    small = ["--text.context", "8"]
     table, words, pictures = str(runs / "mine.csv"), str(runs / "mine.txt"), str(runs / "pictures")
+    any_run: dict[str, list[str] | Reader] = {
+        "show": ["runs", "show", "FILE"],
+        "report": ["report", "FILE"],
+        "evaluate": ["evaluate", "FILE"],
+        "load": lambda path: load(path).task,
+        "board": on_board,
+    }
     found: dict[str, dict[str, list[str] | Reader]] = {
         "table": {
             "train": train("mlp", "--data", "FILE"),
@@ -92,31 +118,44 @@ def readers(kind: str, runs: Path, work: Path) -> dict[str, list[str] | Reader]:
             "train": train("lenet", "--data", "FILE"),
             "predict": ["predict", str(runs / "images"), "FILE"],
         },
-        "scenes": {"train": train("ssd", "--data", "FILE")},
-        "text": {"train": train("gpt", "--data", "FILE", "--text.context", "8")},
+        "scenes": {
+            "train": train("ssd", "--data", "FILE"),
+            "predict": ["predict", str(runs / "scenes"), "FILE"],
+        },
+        "text": {"train": train("gpt", "--data", "FILE", *small)},
+        "tokens": {"train": train("gpt", "--data", "FILE", *small, "--text.memory", str(FROM_DISK))},
+        "pairs": {
+            "train": train("seq2seq", "--data", "FILE"),
+            "predict": ["predict", str(runs / "pairs"), "FILE"],
+            "evaluate": ["evaluate", str(runs / "pairs"), "--data", "FILE"],
+        },
+        "labels": {
+            "train": train("textclass", "--data", "FILE"),
+            "predict": ["predict", str(runs / "labels"), "FILE"],
+            "evaluate": ["evaluate", str(runs / "labels"), "--data", "FILE"],
+        },
         "weights": {
             "read_weights": read_weights,
             "read_gpt2": read_gpt2,
             "train a network": train("resnet", "--data", pictures, "--model.weights", "FILE"),
-            "train a GPT": train("gpt", "--data", words, "--text.context", "8", "--model.weights", "FILE"),
+            "train a GPT": train("gpt", "--data", words, *small, "--model.weights", "FILE"),
         },
         "adapter": {"read_adapter": read_adapter, "Adapters.load": lay_over},
         "config": {
             "train": ["train", "mlp", "--config", "FILE", "--out", str(work / "made"), "--steps", "1"]
         },
         "run": {
-            "show": ["runs", "show", "FILE"],
+            **any_run,
             "list": ["runs", "list", "--folder", str(work)],
-            "report": ["report", "FILE"],
-            "evaluate": ["evaluate", "FILE"],
             "predict": ["predict", "FILE", table],
             "export": ["export", "FILE", str(work / "made.pt2")],
             "adapters": ["adapter", "list", "FILE"],
             "doctor": ["doctor", "FILE"],
             "resume": ["train", "mlp", "--data", table, "--resume", "FILE", "--steps", "2", "--quiet"],
             "tune": train("mlp", "--data", table, "--tune.base", "FILE"),
-            "load": lambda path: load(path).task,
         },
+        "run of text": {**any_run, "sample": ["sample", "FILE", "--length", "4"]},
+        "run of images": {**any_run, "predict": ["predict", "FILE", pictures]},
     }
     return found[kind]
 
@@ -124,13 +163,17 @@ def readers(kind: str, runs: Path, work: Path) -> dict[str, list[str] | Reader]:
 def prepare(runs: Path) -> None:
     """A run of each kind, which hostile files are made from or given to."""
     table, pictures = write_csv(runs / "mine.csv"), write_images(runs / "pictures", each=6)
-    words = write_text(runs / "mine.txt")
+    words, scenes = write_text(runs / "mine.txt"), write_scenes(runs / "mine", 8)
+    pairs, labels = write_pairs(runs / "mine.tsv"), write_labelled(runs / "labels.csv")
     once = ["--steps", "2", "--quiet", "--device", "cpu"]
     context = ["--text.context", "8", "--model.width", "16", "--model.layers", "1", "--model.heads", "2"]
     for name, line in {
         "table": ["mlp", "--data", str(table), "--model.hidden", "4"],
         "tuned": ["mlp", "--data", str(table), "--tune.base", str(runs / "table"), "--tune.lora.rank", "2"],
         "images": ["lenet", "--data", str(pictures)],
+        "scenes": ["ssd", "--data", str(scenes)],
+        "pairs": ["seq2seq", "--data", str(pairs), "--model.width", "8"],
+        "labels": ["textclass", "--data", str(labels), "--model.width", "8"],
         "text": ["gpt", "--data", str(words), "--text.tokens", "characters", *context],
     }.items():
         code, text = ask(["train", *line, *once, "--out", str(runs / name)], runs)
@@ -155,11 +198,13 @@ def ask(reader: list[str] | Reader, path: Path) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def patience(seconds: int) -> Iterator[None]:
-    """Seconds of computing, and twenty times as many by the clock: other programs may run beside."""
+def patience(seconds: int, notes: list[str]) -> Iterator[None]:
+    """Seconds of computing, and twenty times as many by the clock: other programs may run beside. It is noted
+    as well, as a reader may take the end for an error of the file."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"it takes more than {seconds} s")
+        notes.append(f"it takes more than {seconds} s")
+        raise TimeoutError(notes[-1])
 
     before = [signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGPROF)]
     signal.alarm(20 * seconds)
@@ -178,41 +223,54 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def answers(case: Case, runs: Path, work: Path, watch: Watch) -> tuple[Path, int, list[Answer]]:
-    """What each reader of the case's kind makes of it; every reader gets the file as it was made."""
+def answers(case: Case, runs: Path, work: Path, watch: Watch) -> tuple[Path, list[str], int, list[Answer]]:
+    """What each reader of the case's kind makes of it; every reader gets the file as it was made, with the
+    names of the files in its folder, or none where it is a folder."""
     found: list[Answer] = []
     bytes_given = 0
-    given = work
+    given, beside = work, [""]
     for name, reader in readers(case.kind, runs, work).items():
+        if case.readers and name not in case.readers:
+            continue
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         given = case.make(work, runs)
         bytes_given = size(given)
+        beside = [] if given.is_dir() else [path.name for path in given.parent.iterdir()]
         os.chdir(work)
-        with watch.over(work) as notes, peak() as grown, patience(SECONDS):
+        with watch.over(work) as notes, peak() as grown, patience(SECONDS, notes):
             code, text = ask(reader, given)
         if list(work.rglob(f"{CANARY}.ran")):
             notes.append("foreign code ran")
         found.append(Answer(name, code, text, grown[0], notes))
-    return given, bytes_given, found
+    return given, beside, bytes_given, found
 
 
-def problems(case: Case, given: Path, bytes_given: int, found: list[Answer]) -> Iterator[str]:
+def names_it(text: str, given: Path, beside: list[str]) -> bool:
+    """A file, or one that was laid beside it; of a folder something in it, or that it is no run."""
+    if beside:
+        return any(name in text for name in beside)
+    said = (f"{given.name}/", f"{given.name} has no config", f"no run '{given.name}'")
+    return any(words in text for words in said)
+
+
+def problems(
+    case: Case, given: Path, beside: list[str], bytes_given: int, found: list[Answer]
+) -> Iterator[str]:
     for answer in found:
         said = " ".join(answer.text.split())[:300]
         for note in answer.notes:
             yield f"{answer.reader}: {note}"
-        most = 2 * max(bytes_given, case.unpacked) + SLACK
-        learns = (
-            answer.code == 0 and case.unpacked and "train" in answer.reader
-        )  # which takes more than reading
-        if answer.grown > most and not learns:
+        most = 2 * bytes_given + SLACK
+        if answer.code == 0 and case.unpacked:
+            most = (LEARNING if "train" in answer.reader else 2) * case.unpacked + SLACK
+        if answer.grown > most:
             grown, allowed = (number // 2**20 for number in (answer.grown, most))
             yield f"{answer.reader}: memory grew by {grown} MB, {allowed} are allowed"
         if answer.code not in (0, *REFUSED):
             yield f"{answer.reader}: code {answer.code}: {said}"
-        elif answer.code in REFUSED and not (str(given.parent) in answer.text or given.name in answer.text):
-            yield f"{answer.reader}: the message names neither {given} nor a file beside it: {said}"
+        elif answer.code in REFUSED and not names_it(answer.text, given, beside):
+            yield f"{answer.reader}: the message names neither {given.name} nor what it was laid with: {said}"
     if case.refused and not any(answer.code in REFUSED or "left out" in answer.text for answer in found):
         yield "nobody refused it"
 
@@ -232,8 +290,9 @@ def campaign(every: int, only: str, *, quiet: bool) -> tuple[Counter[str], list[
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         for case in chosen:
             begun = time.monotonic()
-            given, bytes_given, found = answers(case, runs, work, watch)
-            new = [f"{case.name}: {problem}" for problem in problems(case, given, bytes_given, found)]
+            laid = answers(case, runs, work, watch)
+            new = [f"{case.name}: {problem}" for problem in problems(case, *laid)]
+            found = laid[-1]
             counts["files"] += 1
             counts["readings"] += len(found)
             counts["refused"] += sum(answer.code in REFUSED for answer in found)

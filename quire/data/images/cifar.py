@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from quire.data.columns import Labels
-from quire.data.images.source import Arrays, ImageSource, object_array, read_bytes
+from quire.data.images.source import Arrays, ImageSource, object_array
+from quire.data.opening import read_bytes
 from quire.errors import DataError
 from quire.options import Images
 

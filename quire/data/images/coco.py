@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from quire.data.columns import Labels
-from quire.data.images.source import ImageSource, Objects, counted, files, object_array, read_bytes, some
+from quire.data.images.source import ImageSource, Objects, counted, files, object_array, some
+from quire.data.opening import read_bytes
 from quire.errors import DataError
 from quire.options import Scenes
 
@@ -59,8 +60,9 @@ def read_coco(path: Path, found: dict[str, Path], options: Scenes) -> ImageSourc
 
 
 def _read_json(path: Path) -> dict[str, list[dict[str, Any]]]:
+    content = read_bytes(path)
     try:
-        entry = json.loads(read_bytes(path))
+        entry = json.loads(content)
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON ({error.msg})", path=path, line=error.lineno, column=error.colno) from None
     except (ValueError, RecursionError) as error:

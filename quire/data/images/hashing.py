@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from quire.data.images.decode import is_image
+from quire.data.opening import opened
 from quire.errors import DataError
 
 WHOLE_FOLDER = 512 * 2**20
@@ -45,12 +46,12 @@ def fingerprint(path: Path | str) -> str:
 
 
 def _whole(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _ends(path: Path, size: int) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         first = file.read(ENDS)
         file.seek(max(0, size - ENDS))
         return hashlib.sha256(first + file.read(ENDS)).hexdigest()

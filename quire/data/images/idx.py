@@ -17,6 +17,7 @@ import numpy as np
 
 from quire.data.columns import Labels
 from quire.data.images.source import Arrays, ImageSource, object_array
+from quire.data.opening import opened
 from quire.errors import DataError
 from quire.files import is_bomb
 from quire.options import Images
@@ -30,7 +31,7 @@ def is_idx(path: Path) -> bool:
     """Whether a file is named or begins like one of images."""
     if IMAGES_NAME.fullmatch(path.name):
         return True
-    with path.open("rb") as file:
+    with opened(path) as file:
         return file.read(4) == bytes([0, 0, UNSIGNED_BYTES, 3])
 
 
@@ -65,7 +66,7 @@ def read_idx(path: Path, options: Images) -> ImageSource:
         names += [f"{title} {row}" for row in range(1, len(images) + 1)]
         parts += ["train" if match and match["part"].lower() == "train" else "test"] * len(images)
     own = np.array(parts) if path.is_dir() else None
-    images = np.concatenate(pixels)[:, None]
+    images = (pixels[0] if len(pixels) == 1 else np.concatenate(pixels))[:, None]
     return ImageSource(str(path), Arrays(images), object_array(names), options, labels, codes, own)
 
 
@@ -143,22 +144,20 @@ def read_array(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def _content(path: Path, size: int) -> bytes:
+def _content(path: Path, size: int) -> bytes | bytearray:
     """The first `size` bytes, and one more where there are more, of the plain or compressed file."""
-    if path.suffix.lower() != ".gz":
-        with path.open("rb") as file:
+    found = bytearray()
+    with opened(path) as file:
+        if path.suffix.lower() != ".gz":
             return file.read(min(size + 1, path.stat().st_size))
-    pieces: list[bytes] = []
-    read = 0
-    try:
-        with gzip.open(path) as file:
-            # Piece by piece, so that a lie in the header costs no more than the file holds.
-            while read <= size and (piece := file.read(min(CHUNK, size + 1 - read))):
-                pieces.append(piece)
-                read += len(piece)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"damaged after byte {read} of its content ({error})", path=path, expected="a whole gzip file",
-            fix="get the file again",
-        ) from None  # fmt: skip
-    return b"".join(pieces)
+        try:
+            with gzip.open(file) as unpacked:
+                # Piece by piece, so that a lie in the header costs no more than the file holds.
+                while len(found) <= size and (piece := unpacked.read(min(CHUNK, size + 1 - len(found)))):
+                    found += piece
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                f"damaged after byte {len(found)} of its content ({error})", path=path,
+                expected="a whole gzip file", fix="get the file again",
+            ) from None  # fmt: skip
+    return found

@@ -15,7 +15,6 @@ from PIL import Image
 
 from quire.data.columns import Labels
 from quire.data.images.decode import Header, Shape, decode, read_header, to_channels, to_shape
-from quire.errors import DataError
 from quire.options import Images
 
 Form = Literal["pixels from 1", "corner and sides", "corners"]
@@ -208,10 +207,3 @@ def counted(count: int, noun: str) -> str:
 def is_dir(path: Path) -> bool:
     """Whether it is a folder that is not hidden."""
     return path.is_dir() and not path.name.startswith(".")
-
-
-def read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path=path) from None

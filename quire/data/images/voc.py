@@ -12,7 +12,8 @@ import numpy as np
 
 from quire.data.columns import Labels
 from quire.data.images.decode import is_image
-from quire.data.images.source import ImageSource, Objects, counted, files, is_dir, object_array, read_bytes
+from quire.data.images.source import ImageSource, Objects, counted, files, is_dir, object_array
+from quire.data.opening import read_bytes
 from quire.errors import DataError
 from quire.options import Scenes
 

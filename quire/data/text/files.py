@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from quire.data.opening import opened, require_plain
 from quire.errors import DataError, nearest
 from quire.options import Text
 
@@ -32,7 +33,7 @@ def read_blocks(path: Path, on_bad: OnBad = "refuse", size: int = BLOCK) -> Iter
     decoder = codecs.getincrementaldecoder("utf-8")("strict" if on_bad == "refuse" else "replace")
     offset = line = 0
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             while True:
                 content = file.read(size)
                 last = not content
@@ -104,10 +105,12 @@ def files_below(folder: Path, suffixes: Sequence[str]) -> tuple[list[Path], list
     endings = {suffix.lower() for suffix in suffixes}
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(top, name)
-            if not name.startswith(".") and path.is_file():  # no pipe and no device, which may have no end
-                (wanted if path.suffix.lower() in endings else others).append(path)
+        for path in (Path(top, name) for name in names if not name.startswith(".")):
+            found = wanted if path.suffix.lower() in endings else others
+            if found is wanted:
+                require_plain(path)
+            if path.is_file():
+                found.append(path)
     # By parts, so that the order is that of the folders whatever signs their names have.
     return sorted(wanted, key=lambda p: p.parts), sorted(others, key=lambda p: p.parts)
 

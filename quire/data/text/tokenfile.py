@@ -13,12 +13,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from quire.data.images.hashing import fingerprint
 from quire.data.loaded import Split
+from quire.data.opening import opened, read_bytes
+from quire.data.text.files import BLOCK
 from quire.data.text.tokenisers import Tokeniser
 from quire.data.text.vocabulary import tokeniser_from_json
 from quire.errors import DataError
@@ -54,17 +56,20 @@ def key_of(source: Path | str, options: Text, like: Tokeniser | None) -> str:
 def read_token_file(path: Path) -> TokenFile | None:
     """The tokens at `path` (without its ending), or None where there are none or they are damaged."""
     try:
-        entry = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        entry = json.loads(read_bytes(path.with_suffix(".json")))
         counts, kind = entry["counts"], np.dtype({2: "<u2", 4: "<u4"}[entry["bytes"]])
+        tokeniser, notes = tokeniser_from_json(entry["tokeniser"]), tuple(map(str, entry["notes"]))
         binary = path.with_suffix(".bin")
         good = (
             (entry["format"], entry["version"]) == (FORMAT, VERSION)
+            and "train" in counts
+            and counts.keys() <= set(get_args(Split))
+            and min(counts.values()) >= 0
             and binary.stat().st_size == sum(counts.values()) * kind.itemsize
-            and _digest(binary) == entry["sha256"]
+            and _has(binary, entry["sha256"], kind, tokeniser.vocab_size)
         )
         if not good:
             return None
-        tokeniser, notes = tokeniser_from_json(entry["tokeniser"]), tuple(entry["notes"])
         tokens = np.memmap(binary, kind, mode="r")
         ends = np.cumsum(list(counts.values())).tolist()
         parts = {part: tokens[end - counts[part] : end] for part, end in zip(counts, ends, strict=True)}
@@ -113,6 +118,12 @@ def write_token_file(
     return written
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _has(path: Path, digest: str, kind: np.dtype[Any], below: int) -> bool:
+    """Whether a file has this SHA-256 and its tokens are all less than `below`."""
+    total = hashlib.sha256()
+    with opened(path) as file:
+        while content := file.read(BLOCK):
+            total.update(content)
+            if np.frombuffer(content, kind).max() >= below:
+                return False
+    return total.hexdigest() == digest

@@ -1,34 +1,13 @@
-"""Texts to learn from, and options."""
+"""Options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.faults import payloads
 from tests.faults.hostile_files.case import Case, lay
 from tests.faults.hostile_files.runs import in_run
 from tests.faults.watch import CANARY
-
-
-def texts() -> Iterator[Case]:
-    for name in ("system", "exec", "by hand"):
-        content = payloads.pickles()[name]
-        yield Case(
-            f"text.txt that is a pickle, {name}", "text", lay("text.txt", content), refused=b"\0" in content
-        )
-    yield Case("text.txt of zero bytes", "text", lay("text.txt", bytes(1000)))
-    yield Case("text.txt of gzip", "text", lay("text.txt", lambda: payloads.gzip_bomb(20)))
-    yield Case("text.txt in UTF-16", "text", lay("text.txt", "text".encode("utf-16")))
-    yield Case("text.txt of surrogates", "text", lay("text.txt", b"\xed\xa0\x80" * 100))
-    yield Case("folder with a link to /dev/zero", "text", _linked_text)
-    yield Case("empty text", "text", lay("text.txt", b""))
-
-
-def _linked_text(folder: Path, _: Path) -> Path:
-    (folder / "set").mkdir()
-    (folder / "set" / "text.txt").symlink_to("/dev/zero")
-    return folder / "set"
 
 
 def configs() -> Iterator[Case]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from tests.faults import payloads
-from tests.faults.hostile_files.case import Case, Make, image, lay, lay_all
+from tests.faults.hostile_files.case import Case, Make, endless, image, lay, lay_all
 from tests.faults.watch import CANARY
 
 
@@ -42,13 +42,24 @@ def images() -> Iterator[Case]:
             (folder / "set" / "a").mkdir(parents=True)
             (folder / "set" / "b").mkdir()
             for part in "ab":
-                Image.new("L", (16, 16)).save(folder / "set" / part / "0.png")
+                for number in ("0", "2", "3", "4"):
+                    Image.new("L", (16, 16)).save(folder / "set" / part / f"{number}.png")
             (folder / "set" / "a" / "1.png").symlink_to(target)
             return folder / "set"
 
         return make
 
     yield Case("image that is a link to /dev/zero", "images", linked("/dev/zero"))
+    idx_of_two = idx + struct.pack(">III", 2, 4, 4) + bytes(32)
+    two = lay("set/train-images-idx3-ubyte", idx_of_two)
+    yield from endless("IDX", "images", "train-images-idx3-ubyte")
+    yield from endless("IDX in gzip", "images", "train-images-idx3-ubyte.gz")
+    yield from endless("IDX by another name", "images", "pixels")
+    yield from endless("IDX of labels", "images", "set/train-labels-idx1-ubyte", "set", two)
+    yield from endless("CIFAR", "images", "data_batch_1.bin")
+    records = lay("set/data_batch_1.bin", bytes(3073 * 4))
+    yield from endless("CIFAR's names of classes", "images", "set/batches.meta.txt", "set", records)
+    yield from endless("file beside images", "images", "set/a/notes.md", "set", image("more.png", _small_png))
     yield Case("image that is a link to itself", "images", linked("1.png"))
     yield Case("image that is a link to a folder", "images", linked("/"), refused=False)
 
@@ -87,9 +98,17 @@ def scenes() -> Iterator[Case]:
     for name, tree in trees.items():
         yield Case(f"VOC {name}", "scenes", _voc({"Annotations/0.xml": tree.encode()}))
     yield Case("VOC that is a pickle", "scenes", _voc({"Annotations/0.xml": payloads.pickles()["system"]}))
+    good = _voc({"Annotations/0.xml": b"<annotation/>"})
+    for place in ("Annotations/0.xml", "ImageSets/Main/train.txt", "JPEGImages/0.png"):
+        yield from endless(f"VOC with {place}", "scenes", f"set/{place}", "set", good)
+    yield from endless("COCO", "scenes", "set/annotations/instances_train.json", "set")
     for number, name in enumerate(("../../../secret", "/etc/hostname", "\0")):
         listed = {"ImageSets/Main/train.txt": f"{name}\n".encode()}
         yield Case(f"VOC whose list leads outside, {number}", "scenes", _voc(listed))
+
+
+def _small_png() -> bytes:
+    return payloads.png(16, 16)
 
 
 def _voc(files: Mapping[str, bytes]) -> Make:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,17 +26,19 @@ def changed(change: Callable[[Path], object], run: str = "table") -> Make:
     return make
 
 
-def in_run(name: str, content: bytes) -> Make:
+def in_run(name: str, content: bytes, run: str = "table") -> Make:
     """With one file in place of its own."""
 
     def change(victim: Path) -> None:
         (victim / name).parent.mkdir(exist_ok=True)
         (victim / name).write_bytes(content)
 
-    return changed(change)
+    return changed(change, run)
 
 
-def signed(name: str, content: bytes, *, manifest: Mapping[str, Any] | None = None) -> Make:
+def signed(
+    name: str, content: bytes, *, manifest: Mapping[str, Any] | None = None, run: str = "table"
+) -> Make:
     """Whose checkpoints have this file, each under a manifest that was made to fit."""
 
     def change(victim: Path) -> None:
@@ -47,7 +50,7 @@ def signed(name: str, content: bytes, *, manifest: Mapping[str, Any] | None = No
                 (step / one).write_bytes(content)
             sign(step, manifest)
 
-    return changed(change)
+    return changed(change, run)
 
 
 def edited(name: str, edit: Callable[[Any], Any], run: str = "table") -> Make:
@@ -104,6 +107,9 @@ def runs() -> Iterator[Case]:
         for name in ("system", "exec", "import"):
             content = pickles[name] + (b"\n{}\n" if file == "metrics.jsonl" else b"")
             yield Case(f"{file} that is a pickle, {name}", "run", in_run(file, content))
+            yield Case(
+                f"{file} of images, a pickle, {name}", "run of images", in_run(file, content, "images")
+            )
     for name, content in payloads.bad_json().items():
         yield Case(f"result.json: {name}", "run", in_run("result.json", content))
         yield Case(f"metrics.jsonl: {name}", "run", in_run("metrics.jsonl", content + b"\n{}\n"))
@@ -162,7 +168,7 @@ def runs() -> Iterator[Case]:
                                     {"kind": "bytes", "specials": [CANARY]}, [], None)):  # fmt: skip
         yield Case(
             f"tokeniser that is none, {number}",
-            "run",
+            "run of text",
             edited("preparation", put("tokeniser", value=entry), "text"),
         )
     facts = {"bytes": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
@@ -192,7 +198,13 @@ def runs() -> Iterator[Case]:
     )
     for name in ("config.toml", "result.json", "metrics.jsonl"):
         yield Case(f"{name} that is a link to /dev/zero", "run", _linked(name, "/dev/zero"))
+        yield Case(f"{name} that is a pipe", "run", _piped(name))
     yield Case("checkpoint with a link to /dev/zero", "run", _linked("checkpoints/*/task.json", "/dev/zero"))
+    yield Case("checkpoint with a pipe", "run", _piped("checkpoints/*/task.json"))
+    yield Case("log.txt that is a pipe", "run", _piped("log.txt"))
+    for name in ("predictions.parquet", "sums.json"):
+        yield Case(f"{name} that is a link to /dev/zero", "run", _linked(name, "/dev/zero"))
+        yield Case(f"{name} that is a pipe", "run", _piped(name))
 
 
 def _manifest(content: bytes) -> Make:
@@ -208,5 +220,14 @@ def _linked(pattern: str, target: str) -> Make:
         for path in [*victim.glob(pattern)]:
             path.unlink()
             path.symlink_to(target)
+
+    return changed(change)
+
+
+def _piped(pattern: str) -> Make:
+    def change(victim: Path) -> None:
+        for path in [*victim.glob(pattern)]:
+            path.unlink()
+            os.mkfifo(path)
 
     return changed(change)

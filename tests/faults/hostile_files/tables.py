@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from tests.faults import payloads
-from tests.faults.hostile_files.case import Case, lay
+from tests.faults.hostile_files.case import Case, endless, lay
 from tests.faults.watch import CANARY
 
 
@@ -84,6 +84,8 @@ def tables() -> Iterator[Case]:
         "table",
         lay("table.parquet", b"PAR1" + payloads.random_bytes(4000) + struct.pack("<I", 3900) + b"PAR1"),
     )
+    for ending in ("csv", "jsonl", "npy", "npz", "parquet"):
+        yield from endless(f"table.{ending}", "table", f"table.{ending}")
     yield Case("table.csv of gzip", "table", lay("table.csv", lambda: payloads.gzip_bomb(50)))
     yield Case("table.csv of a zip", "table", lay("table.csv", lambda: payloads.zip_bomb("table.csv", 50)))
     yield Case("table.csv of a million columns", "table", lay("table.csv", b"," * 1_000_000 + b"\n"))
