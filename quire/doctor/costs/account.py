@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from quire.doctor.costs.machine import Machine
 from quire.doctor.costs.operations import MODEL, OUTSIDE, Watch, tensors_of
 from quire.doctor.costs.table import Costs, LayerCost
-from quire.errors import InputError, unknown_name
+from quire.errors import InputError, QuireError, unknown_name
 
 OPTIMISER = "(optimiser)"
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -343,6 +343,9 @@ def _bytes(tensors: Sequence[Tensor], unit: int) -> int:
 
 
 def _refused(problem: Exception) -> InputError:
+    if isinstance(problem, QuireError):
+        said = f"the model cannot take a step on these inputs: {problem.got}"
+        return InputError(said, expected=problem.expected, fix=problem.fix)
     return InputError(
         f"the model cannot take a step on these inputs: {type(problem).__name__}: {_short(problem)}",
         expected="inputs that model(inputs) takes, and a loss of its output",
