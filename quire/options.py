@@ -185,7 +185,7 @@ class Parallel:
     parallel: Sharing = field(default_factory=Sharing)
 
     def __post_init__(self) -> None:
-        check_range(self, "--", nproc=">= 1")
+        check(1 <= self.nproc <= 1024, "--nproc", self.nproc, "a whole number from 1 to 1024")
         parent = getattr(super(), "__post_init__", None)
         if parent is not None:
             parent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +80,10 @@ def parse_memory(text: str) -> int:
     unit = match[2].upper() if match else ""
     if match is None or (unit not in SIZES and f"{unit}B" not in SIZES):
         raise InputError(f"--memory {text}", expected="a size such as 16GiB or 800MB", fix="--memory 16GiB")
-    return int(float(match[1]) * SIZES.get(unit, SIZES.get(f"{unit}B", 1)))
+    size = float(match[1]) * SIZES.get(unit, SIZES.get(f"{unit}B", 1))
+    if not math.isfinite(size):
+        raise InputError("--memory with a number of hundreds of digits", expected="a size such as 16GiB")
+    return int(size)
 
 
 def main(words: Sequence[str]) -> int:
@@ -88,6 +92,7 @@ def main(words: Sequence[str]) -> int:
     from quire.doctor.costs.account import explain
     from quire.doctor.costs.budget import largest_batch
     from quire.doctor.costs.machine import measure_machine
+    from quire.train.arguments import resolve_device
 
     if inputs is None:
         raise InputError(
@@ -95,9 +100,8 @@ def main(words: Sequence[str]) -> int:
             expected="sizes of one sample, without the batch",
             fix=f"quire explain {options.model} --input 3,224,224",
         )
-    settings: dict[str, Any] = {
-        "loss": options.loss, "optimiser": options.optimiser, "device": options.device,
-    }  # fmt: skip
+    device = None if options.device is None else resolve_device(options.device)
+    settings: dict[str, Any] = {"loss": options.loss, "optimiser": options.optimiser, "device": device}
     costs = explain(model, inputs, **settings)
     if options.time:
         machine = measure_machine(costs.device, {operation.dtype for operation in costs.operations})

@@ -7,6 +7,7 @@ writes shell completion.
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ import tyro
 from quire.errors import InputError, nearest
 
 HELP = ("-h", "--help")
+LARGEST = 2**63 - 1
+"""Of whole numbers: nothing that takes one can do with more bits."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +126,19 @@ def _read_scalar(kind: Any, value: Any, text: bool) -> Any:
             return None
     elif kind in (int, float) and text:
         try:
-            return kind(value)
+            found = kind(value)
         except ValueError:
-            pass
+            raise Misfit from None
+        return _read_scalar(kind, found, False)
     elif isinstance(value, bool):  # before int, of which Python counts it
         if kind is bool:
             return value
     elif kind is int and isinstance(value, int):
-        return value
+        if abs(value) <= LARGEST:
+            return value
     elif kind is float and isinstance(value, int | float):
-        return float(value)
+        if isinstance(value, float) or abs(value) <= LARGEST:
+            return float(value)
     elif kind in (str, Path) and isinstance(value, str):
         if value or kind is str:  # an empty path would mean the current folder
             return kind(value)
@@ -145,6 +151,8 @@ def misfit(place: str, value: object, flag: Flag) -> InputError:
     """The error for a value of the wrong type; `place` is the flag, or the file and the key in it."""
     hint = nearest(str(value), flag.choices) if flag.choices else ""
     wanted = describe(flag.kind)
+    if re.fullmatch(r"[+-]?\d{19,}", str(value)):
+        wanted += f", {LARGEST} at most"
     return InputError(f"{place} is {value!r}", expected=wanted, fix=hint or f"give {wanted}")
 
 

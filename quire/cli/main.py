@@ -225,8 +225,20 @@ def _answer(words: list[str], interrupted: Sequence[int]) -> int:
             say(f"{place}{error.strerror}\n  fix: check the path, its permissions and the space on the disk")
             return 1
         text = " ".join(str(error).split()) or "no message"
+        if _is_too_large(error):
+            say(f"not enough memory: {text[:200]}\n  fix: make smaller what was asked for, or use less data")
+            return 1
         say(f"{type(error).__name__}: {text[:300]}\n  fix: run again with --debug to see where")
         return 1
+
+
+def _is_too_large(error: Exception) -> bool:
+    """Whether something was asked for that memory has no room for, or no addresses."""
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from quire.train.memory import is_out_of_memory
+
+    return is_out_of_memory(error) or "size calculation overflowed" in str(error)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,11 +89,11 @@ class StudyOptions:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise InputError(f"--{name} {value}", expected=f"{low} or more", fix=f"give at least {low}")
-        if self.epochs is not None and not self.epochs > 0:
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise InputError(f"--epochs {self.epochs:g}", expected="a number above 0", fix="leave it out")
         if self.epochs is not None and self.steps is not None:
             raise InputError("both --epochs and --steps", expected="one of them", fix="leave one out")
-        if self.noise is not None and self.noise < 0:
+        if self.noise is not None and not 0 <= self.noise < math.inf:
             raise InputError(f"--noise {self.noise:g}", expected="a standard deviation, at least 0")
         if self.sizes and (len(set(self.sizes)) < 3 or min(self.sizes) < 1):
             raise InputError(
@@ -186,18 +187,15 @@ def names(options: StudyOptions) -> list[str]:
 
 
 def write(options: StudyOptions, study: Any, found: dict[str, Any]) -> None:
-    """Numbers and picture, each file whole or not at all."""
+    """Numbers and picture, all of them or none."""
     import io
 
-    from quire.files import write_bytes, write_json
+    from quire.files import canonical_json, write_files
     from quire.report.style import to_svg
 
     assert options.out is not None
-    options.out.mkdir(parents=True, exist_ok=True)
     picture = study.figure()
     image = io.BytesIO()
     picture.savefig(image, format="png", dpi=150)
-    numbers, png, svg = (options.out / name for name in names(options))
-    write_bytes(png, image.getvalue())
-    write_bytes(svg, to_svg(picture).encode())
-    write_json(numbers, {"format": 1, **found})
+    parts = (canonical_json({"format": 1, **found}), image.getvalue(), to_svg(picture).encode())
+    write_files(options.out, dict(zip(names(options), parts, strict=True)))

@@ -40,6 +40,7 @@ def main(words: Sequence[str]) -> int:
             expected=f"quire train RECIPE, with one of {', '.join(sorted(all_recipes()))}",
             fix="for example: quire train mlp",
         )
+    refuse_no_text(words)
     recipe = find_recipe(words[0])
     parsed: Any = parse_with_config(
         with_processes(recipe.options),
@@ -61,6 +62,19 @@ def main(words: Sequence[str]) -> int:
     if outcome is not None:
         print_outcome(recipe, options, outcome)
     return 0
+
+
+def refuse_no_text(words: Sequence[str]) -> None:
+    """A run keeps its command in a file of UTF-8."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"{word!r}, which is no text in UTF-8",
+                expected="words that can be kept with the run",
+                fix="give the file or folder another name",
+            ) from None
 
 
 def with_processes(options: type[RunOptions]) -> type:

@@ -37,7 +37,7 @@ def read_parquet(path: Path) -> Table:
     like are there by name and type alone, so that they can be dropped or ignored; using one is an error."""
     require_plain(path)
     try:
-        plain = parquet.ParquetFile(path)
+        plain = parquet.ParquetFile(path.absolute())
         names = plain.schema_arrow.names
         check_names(names, str(path))
         nested = {field.name: field.type for field in plain.schema_arrow if pa.types.is_nested(field.type)}
@@ -48,7 +48,7 @@ def read_parquet(path: Path) -> Table:
         # A text that is written once may stand in any number of rows: they are numbers until it is known
         # what they will take.
         texts = {field.name: field.type for field in plain.schema_arrow if _is_text(field.type)}
-        file = parquet.ParquetFile(path, read_dictionary=[*texts])
+        file = parquet.ParquetFile(path.absolute(), read_dictionary=[*texts])
         data = file.read(columns=flat) if nested else file.read()
         if data.column_names != flat:  # Arrow takes a point in a name for a way into a record
             raise ValueError(f"columns {', '.join(data.column_names)} where {', '.join(flat)} were asked for")

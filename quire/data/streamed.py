@@ -99,7 +99,7 @@ class ParquetRows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = parquet.ParquetFile(path)
+        self.file = parquet.ParquetFile(path.absolute())
         schema = self.file.schema_arrow
         check_names(schema.names, str(path))  # columns are read by their names
         self.columns = tuple(

@@ -6,6 +6,7 @@ their functions; a test checks it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,8 +63,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check(0 <= self.seed < 2**32, "--seed", self.seed, "a whole number from 0 to 4294967295")
-        known = self.device in ("auto", "cpu", "cuda") or self.device.removeprefix("cuda:").isdigit()
-        check(known, "--device", self.device, "auto, cpu, cuda or cuda:N")
+        known = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", self.device)
+        check(known is not None, "--device", self.device, "auto, cpu, cuda or cuda:N")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -257,14 +257,15 @@ def read_predictions(run: Run, target: Target) -> Predictions | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    whole = path.absolute()  # Arrow takes a folder called ~ for another
     try:
-        schema = pq.read_schema(path)
+        schema = pq.read_schema(whole)
         optional = ("loss", "probability", "truth_probability", "low", "high")
         names = ["row", *(target.prefix + name for name in ("truth", "prediction"))]
         if not set(names) <= set(schema.names):
             return None
         names += [target.prefix + name for name in optional if target.prefix + name in schema.names]
-        table = pq.read_table(path, columns=names)
+        table = pq.read_table(whole, columns=names)
     except (pa.ArrowException, OSError, ValueError) as error:  # and names that are no text
         raise damaged(path, str(error)) from error
     try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -87,6 +88,8 @@ class RunFolder:
     def resume(self) -> Checkpoint | None:
         if not self.resuming:
             return None
+        for left in self.path.rglob(".*.tmp"):  # by a process that was killed while it wrote
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         history: list[dict[str, Any]] = []
         checkpoint = None
         if list_checkpoints(self.path / CHECKPOINTS):
@@ -121,8 +124,14 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def check_free(path: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that would lose something, before any work is done."""
+    """Refuse a folder that would lose something or cannot be, before any work is done."""
     if not path.exists():
+        above = next(parent for parent in path.absolute().parents if parent.exists())
+        if not above.is_dir():
+            raise InputError(
+                f"--out {path} lies in {above.name}, which is a file", expected="a new folder",
+                fix="choose another folder",
+            )  # fmt: skip
         return
     if not path.is_dir() or ((path / CONFIG).exists() is False and any(path.iterdir())):
         raise InputError(

@@ -4,8 +4,8 @@
     python -m tests.faults.fuzz --seconds 10 csv npz   these
 
 An exception that is none of ours is noted once for each place that it comes from, with the bytes, and the
-search goes on; a reader that hangs for half a minute or takes a gigabyte ends it. Needs atheris; where that
-is not installed it says so and does nothing.
+search goes on; a reader that hangs for half a minute or takes a gigabyte ends it. Needs atheris, which
+`make fuzz` installs; where it is missing nothing can be tried, and that is a failure.
 """
 
 from __future__ import annotations
@@ -106,8 +106,10 @@ def main() -> None:
     try:
         import atheris  # noqa: F401
     except ImportError:
-        print("not done: atheris is not installed")
-        return
+        raise SystemExit(
+            "nothing was fuzzed: atheris is not installed\n"
+            "  fix: python -m pip install atheris, on Linux with a Python that it is built for"
+        ) from None
     if arguments.folder:
         fuzz(*arguments.readers, arguments.seconds, arguments.runs, arguments.folder)
         return

@@ -32,6 +32,7 @@ from quire.report.pictures import embed
 from quire.report.reading import Run, Target, read_predictions
 from quire.report.style import INK
 from tests.faults import bombs, payloads
+from tests.faults.random_words import call
 
 
 @pytest.mark.parametrize(
@@ -207,6 +208,31 @@ def test_large_arrays_of_no_columns_and_of_too_many(tmp_path: Path) -> None:
     (tmp_path / "file.npy").write_bytes(b"no array")
     with pytest.raises(DataError, match="a file that cannot be read"):
         open_rows(tmp_path / "file.npy")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["explain", "gpt", "--no-time", "--device", "nowhere"], "device 'nowhere'"),
+        (["explain", "gpt", "--no-time", "--memory", "9" * 400], "--memory with a number of hundreds"),
+        (["explain", "gpt", "--no-time", "--batch", str(10**30)], "a whole number, 9223372036854775807 at"),
+        (["train", "mlp", "--optim.lr", "9" * 400], "--optim.lr is inf"),
+        (["train", "mlp", "--optim.schedule.scale", str(10**400)], "--optim.schedule.scale is"),
+        (["train", "mlp", "--out", "\udcff"], "'\\udcff', which is no text in UTF-8"),
+        (["train", "gru", "--steps", "1", "--model.width", str(2**60)], "not enough memory: "),
+        (["study", "nowhere", "folds", "--epochs", "1e400"], "--epochs inf"),
+        (["study", "nowhere", "bias-variance", "--noise", "nan"], "--noise nan"),
+    ],
+)
+def test_words_that_no_machine_can_follow(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = call(words)
+    assert said.code in (1, 2), said
+    assert told in said.error, said
+    assert "--debug" not in said.error
+    assert not [*tmp_path.rglob("*")]
 
 
 def test_a_preparation_of_an_odd_format() -> None:
