@@ -140,7 +140,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def replace_together(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replace all of these files of a folder that is there, or none."""
+    """Replace all of these files of a folder that is there, or none; the first of them at last."""
     with ExitStack() as replaced:
         for name, content in files.items():
             file = replaced.enter_context(replacing(folder / name))
@@ -289,7 +289,7 @@ def write_sums(
     files |= {name: _size_and_sum(content) for name, content in anew.items()}
     sums: dict[str, Any] = {"format": 1, "files": files}
     own = {**sums, "sha256": hashlib.sha256(canonical_json(sums)).hexdigest()}
-    replace_together(folder, {**anew, SUMS: canonical_json(own)})
+    replace_together(folder, {SUMS: canonical_json(own), **anew})
 
 
 def _size_and_sum(content: bytes) -> dict[str, Any]:

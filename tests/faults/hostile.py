@@ -247,10 +247,10 @@ def answers(case: Case, runs: Path, work: Path, watch: Watch) -> tuple[Path, lis
 
 
 def names_it(text: str, given: Path, beside: list[str]) -> bool:
-    """A file, or one that was laid beside it; of a folder something in it, or that it is no run."""
+    """A file, or one that was laid beside it; of a folder itself, something in it, or that it is no run."""
     if beside:
         return any(name in text for name in beside)
-    said = (f"{given.name}/", f"{given.name} has no config", f"no run '{given.name}'")
+    said = (f"{given}: ", f"{given.name}/", f"{given.name} has no config", f"no run '{given.name}'")
     return any(words in text for words in said)
 
 
