@@ -34,13 +34,18 @@ def delete(path: Path, away: Path, *, whole: bool) -> bool:
         except FileNotFoundError:
             return False
         ended = "report.html" in (away / SUMS).read_text()
-        shutil.rmtree(away)
+        remove(away)
         return not ended
     there = path.exists()
-    while path.exists():  # the run may put something there while it goes
+    remove(path)
+    return there
+
+
+def remove(path: Path) -> None:
+    """Though the run may put something there, or take something away, while it goes."""
+    while path.exists():
         with contextlib.suppress(OSError):
             shutil.rmtree(path)
-    return there
 
 
 def attempt(course: Course, moment: str, generator: random.Random, temporary: Path) -> Counter[str]:
