@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import tomllib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -203,7 +202,7 @@ def _config(text: bytes, folder: Path) -> dict[str, Any]:
     path = folder / "config.toml"
     try:
         config = parse_toml(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise reading.damaged(path, str(error)) from error
     reading.check_format(path, config)
     return config
