@@ -101,7 +101,7 @@ class RunFolder:
 
     def _lines(self, history: list[dict[str, Any]]) -> str:
         """Those of the metrics that a checkpoint knows of, as they stand, or else as it has them."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             found = read_file(self.path / METRICS).decode().splitlines(keepends=True)[: len(history)]
             records = [json.loads(line) for line in found]
             if records == history and found == [*map(_line, records)]:
