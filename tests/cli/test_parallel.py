@@ -251,9 +251,8 @@ def test_statistics_in_two_processes(table: Path, tmp_path: Path, quire: Quire) 
 def test_mistakes_are_told_once_and_early(table: Path, tmp_path: Path, quire: Quire) -> None:
     wrong = quire("train", "mlp", "--nproc", "0")
     assert wrong.code == 2
-    assert (
-        wrong.error == "error: --nproc is 0\n  expected: a number >= 1\n  fix: set --nproc to a number >= 1\n"
-    )
+    wanted = "a whole number from 1 to 1024"
+    assert wrong.error == f"error: --nproc is 0\n  expected: {wanted}\n  fix: set --nproc to {wanted}\n"
     words = [*MLP, "--data", str(table), "--nproc", "2", "--out", "run"]
     with started([*words, "--target", "nothing"], tmp_path) as running:
         _, said = running.communicate(timeout=60)
