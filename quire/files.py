@@ -214,10 +214,15 @@ def is_bomb(path: Path, unpacked: int) -> bool:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a regular file. A device or a pipe, which may have no end, is refused."""
+    """The bytes of a regular file."""
+    require_plain(path)
+    return path.read_bytes()
+
+
+def require_plain(path: Path) -> None:
+    """Refuse a device or a pipe, which may have no end; to open a pipe would already wait for somebody."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "a device or a pipe, not a file", str(path))
-    return path.read_bytes()
 
 
 LARGEST_TOML = 2**20

@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+from quire import files
 from quire.errors import DataError
-from quire.files import read_file
 
 
 def require_plain(path: Path) -> None:
-    """For readers that open a path themselves. Opening a pipe would already wait for somebody to write."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise DataError("cannot be read: a device or a pipe, not a file", path=path)
+    """For readers that open a path themselves."""
+    try:
+        files.require_plain(path)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
 
 
 @contextmanager
@@ -33,6 +35,6 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 def read_bytes(path: Path) -> bytes:
     """All of a file."""
     try:
-        return read_file(path)
+        return files.read_file(path)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=path) from None
